@@ -5,8 +5,8 @@ RUN := $(VENV)/bin
 # DEV=1: Python's development mode, which finds what is used from the wrong thread, and costs 2.7 times the CPU.
 PYTEST = $(RUN)/python $(if $(DEV),-X dev) -m pytest
 
-.PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers test-fuzz bench-look \
-    browser lint format lock clean
+.PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
+    test-upgrade test-fuzz bench-look browser lint format lock clean
 
 # The first target, so that `make` alone makes the environment.
 $(VENV)/.ready: requirements.lock pyproject.toml
@@ -52,8 +52,13 @@ test-faults: $(VENV)/.ready  ## Random faults on real processes, ten minutes in 
 	    $(SUITE) all -s tests/faults
 
 test-failovers: DEV = 1
-test-failovers: $(VENV)/.ready  ## A transactional application survives twenty kills of its whole cluster (ISTHMUS_FAILOVERS, ISTHMUS_SEED)
-	ISTHMUS_FAILOVERS=$${ISTHMUS_FAILOVERS:-20} $(SUITE) failovers tests/acceptance/test_failover_application.py
+test-failovers: $(VENV)/.ready  ## Twenty kills of an application's cluster (ISTHMUS_FAILOVERS), two hundred deaths of three brokers (ISTHMUS_STEPS[_CASES]), by ISTHMUS_SEED
+	ISTHMUS_FAILOVERS=$${ISTHMUS_FAILOVERS:-20} ISTHMUS_STEPS=$${ISTHMUS_STEPS:-10} \
+	ISTHMUS_STEPS_CASES=$${ISTHMUS_STEPS_CASES:-20} \
+	    $(SUITE) failovers tests/acceptance/test_failover_application.py tests/acceptance/test_dies_in_steps.py
+
+test-upgrade: $(VENV)/.ready  ## The version that tests/upgrade/FROM names beside this one, in every order, under traffic
+	$(SUITE) upgrade -s tests/upgrade
 
 test-fuzz: $(VENV)/.ready  ## Everything that is simulated, with hundreds of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
 	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-300} $(SUITE) all -n 2 tests/sim

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Endpoint, Gateway, Limits, Listener, raise_file_descriptor_limit
+from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
 from isthmus_bench import produce_hook
 from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState
+from isthmus_plugins import descriptors
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.reservation import ReservationPlugin
 from isthmus_plugins.tasks import Supervision
@@ -38,7 +39,7 @@ def reservation_hooks() -> list[RequestHook]:
 
 async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None) -> int:
     """Listen on a free port, which is returned."""
-    raise_file_descriptor_limit()
+    descriptors.raise_limit()
     port = 0
 
     def address(node_id: int, host: bytes, broker_port: int) -> tuple[bytes, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -36,7 +37,8 @@ class ProxyProcess:
 
     Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
     configuration: ``{"plugins": {"enabled": []}}``. A proxy in the ``background`` goes on when its starter ends.
-    ``environment`` adds variables to the starter's. ``link_reach``: where links listen, and where they are reached.
+    ``environment`` adds variables to the starter's, at each start. ``link_reach``: where links listen, and where they
+    are reached. ``descriptors``: how many file descriptors it may have; None: as many as the starter.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ProxyProcess:
         background: bool = False,
         environment: Mapping[str, str] | None = None,
         link_reach: Reach = Reach(bind=HOST, advertised=HOST),
+        descriptors: int | None = None,
     ) -> None:
         self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
         self.directory = directory or Path(self._owned.name if self._owned else "")
@@ -77,7 +80,10 @@ class ProxyProcess:
         self.config_path = self.directory / f"{name}.toml"
         self.log_path = self.directory / f"{name}.log"
         self.config_path.write_text(_toml(tables))
-        self._environment = environment or {}
+        self.environment = dict(environment or {})
+        self.options: tuple[str, ...] = ()
+        """More arguments of the command, from the next start on."""
+        self._descriptors = descriptors
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -111,13 +117,21 @@ class ProxyProcess:
         log: IO[bytes]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "isthmus", "proxy", "--config", str(self.config_path)],
+                [sys.executable, "-m", "isthmus", "proxy", "--config", str(self.config_path), *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._environment},
-                preexec_fn=os.setsid if self._background else _die_with_parent,
+                env={**os.environ, **self.environment},
+                preexec_fn=self._prepare,
             )
+
+    def _prepare(self) -> None:
+        if self._descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, self._descriptors))
+        if self._background:
+            os.setsid()
+        else:
+            _die_with_parent()
 
     def start(self) -> Self:
         """Start the process and wait until it serves clients. Raises ProxyFailed."""

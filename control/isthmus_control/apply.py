@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isthmus_control import commands as c
+from isthmus_control.concerns import Beyond
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import level_of
 from isthmus_control.outcome import (
     Accepted,
     Duplicate,
@@ -40,6 +42,7 @@ from isthmus_control.rules.claims import CLAIM_HANDLERS
 from isthmus_control.rules.deletions import DELETION_HANDLERS
 from isthmus_control.rules.demands import DEMAND_HANDLERS
 from isthmus_control.rules.follower_topics import FOLLOWER_TOPIC_HANDLERS
+from isthmus_control.rules.levels import LEVEL_HANDLERS, check_known, check_level
 from isthmus_control.rules.links import LINK_HANDLERS
 from isthmus_control.rules.namespaces import NAMESPACE_HANDLERS
 from isthmus_control.rules.offsets_topics import OFFSETS_HANDLERS
@@ -47,6 +50,7 @@ from isthmus_control.rules.plugins import PLUGIN_HANDLERS
 from isthmus_control.rules.promotions import PROMOTION_HANDLERS
 from isthmus_control.rules.provenance import PROVENANCE_HANDLERS
 from isthmus_control.rules.proxies import PROXY_HANDLERS
+from isthmus_control.rules.source_losses import SOURCE_LOSS_HANDLERS
 from isthmus_control.rules.sync import SYNC_HANDLERS
 from isthmus_control.rules.truncations import TRUNCATION_HANDLERS
 
@@ -78,11 +82,28 @@ def apply(state: ControlState, offset: int, command: c.Command) -> tuple[Control
             raise Refuse(Rejection.INVALID, f"the time {command.at_ms} is not one")
         if command.seen >= offset:
             raise Refuse(Rejection.INVALID, "the command says it has seen what comes after it")
+        check_level(state, level_of(body), body.KIND)
+        check_known(state, body)
         new, changes = _HANDLERS[type(body)](state, offset, command, body)
         outcome = Accepted(changes)
     except Refuse as refused:
         new, outcome = state, Rejected(refused.code, str(refused))
     return _remember(new, offset, command.id if remembered else None), outcome
+
+
+def unknown(state: ControlState, beyond: Beyond, command_id: str) -> ControlState:
+    """The state after a record that this version does not know and may not pass over: such kinds are remembered."""
+    if command_id in state.recent_ids:
+        return state.evolve(applied_offset=beyond.offset)
+    return _remember(keep_beyond(state, beyond), beyond.offset, command_id)
+
+
+def keep_beyond(state: ControlState, beyond: Beyond) -> ControlState:
+    """Leave alone what a record concerns from now on."""
+    known = {name for each in state.beyond for name in (*each.concerns.namespaces, *each.concerns.links)}
+    if known.issuperset((*beyond.concerns.namespaces, *beyond.concerns.links)):
+        return state
+    return state.evolve(beyond=(*state.beyond, beyond))
 
 
 def reject(state: ControlState, offset: int, message: str) -> tuple[ControlState, Rejected]:
@@ -119,6 +140,15 @@ def _snapshot(state: ControlState, offset: int, command: c.Command, body: c.Snap
     return state.evolve(snapshot_offset=body.as_of), (SnapshotTaken(body.as_of),)
 
 
+def _accept_log(state: ControlState, offset: int, command: c.Command, body: c.AcceptLog) -> Result:
+    require(
+        body.generation > state.generation,
+        Rejection.CONFLICT,
+        f"the log was accepted meanwhile, in generation {state.generation}",
+    )
+    return state.evolve(generation=body.generation), ()
+
+
 _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
     **NAMESPACE_HANDLERS,
     **LINK_HANDLERS,
@@ -129,10 +159,13 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **PLUGIN_HANDLERS,
     **DELETION_HANDLERS,
     **TRUNCATION_HANDLERS,
+    **SOURCE_LOSS_HANDLERS,
     **PROMOTION_HANDLERS,
     **ACL_HANDLERS,
     **SYNC_HANDLERS,
     **CLAIM_HANDLERS,
     **PROXY_HANDLERS,
+    **LEVEL_HANDLERS,
     c.Snapshot: _snapshot,
+    c.AcceptLog: _accept_log,
 }

@@ -5,8 +5,9 @@ The command log and its snapshots must have one form on every proxy, and a reade
 (:class:`UnknownField`: nobody may guess). General validators blur the two, and word their messages differently from
 version to version, so this small one is the project's own.
 
-Shapes: dataclasses become objects (fields with ``metadata={"derived": True}`` stay out), enums their values, tuples
-arrays, mappings with text keys objects, other mappings sorted arrays of ``[key, value]``.
+Shapes: dataclasses become objects (fields with metadata ``DERIVED`` stay out, those with ``LEFT_OUT`` while they have
+their default), enums their values, tuples arrays, mappings with text keys objects, other mappings sorted arrays of
+``[key, value]``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,23 @@ Decoder = Callable[[Any, str], Any]
 
 DERIVED = {"derived": True}
 """Metadata of fields that are computed from others and never written."""
+LEFT_OUT = {"left_out": True}
+"""Metadata of fields that are written only where they have not their default: older versions read all else."""
+
+
+def since(level: int) -> dict[str, Any]:
+    """Metadata of a field that a feature level brings (:mod:`isthmus_control.levels`), left out at its default."""
+    return {**LEFT_OUT, "since": level}
+
+
+def since_of(field: dataclasses.Field[Any]) -> int:
+    """The feature level that brings a field."""
+    return int(field.metadata.get("since", 0))
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The value of a field that nobody gave one; ``dataclasses.MISSING`` if it needs one."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 class MalformedValue(ValueError):
@@ -74,7 +92,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(getattr(value, name)) for name in _written(type(value))}
+        return {
+            name: to_json(getattr(value, name))
+            for name, left_out in _written(type(value))
+            if left_out is _NEVER or getattr(value, name) != left_out
+        }
     if isinstance(value, Mapping):
         if all(type(key) is str for key in value) and value:
             return {key: to_json(item) for key, item in value.items()}
@@ -85,9 +107,17 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form here")
 
 
+_NEVER: Any = object()
+
+
 @cache
-def _written(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls) if not field.metadata.get("derived"))
+def _written(cls: type) -> tuple[tuple[str, Any], ...]:
+    """The names of what is written, each with the value with which it is not."""
+    return tuple(
+        (field.name, default_of(field) if field.metadata.get("left_out") else _NEVER)
+        for field in dataclasses.fields(cls)
+        if not field.metadata.get("derived")
+    )
 
 
 def from_json(shape: type[T], value: Any, where: str = "") -> T:

@@ -1,14 +1,16 @@
 """The commands of the control log, and their form as records.
 
 A record is one JSON object: ``{"v":1,"id":...,"kind":...,"at_ms":...,"by":...,"seen":...,"body":{...}}``. ``v`` is the
-version of that kind's body: whoever adds a field to a kind raises the kind's version, so that an older proxy knows that
-it does not understand. What a reader does with a record (:func:`decode`):
+version of that kind's body, raised where what was there before means something else. What is added has the feature
+level that brings it (:mod:`isthmus_control.levels`): a kind as ``SINCE``, a field as ``since``. What a reader does with
+a record (:func:`decode`):
 
 | the record | the reader |
 |---|---|
 | a known kind and version, of the right shape | applies it, which may reject it |
 | no envelope, or the wrong shape for its version | rejects it, as every version does (:class:`BadRecord`) |
-| an unknown kind, a higher version, an unknown field | must not guess: it stops vouching (:class:`NewerRecord`) |
+| an unknown kind, a higher version, an unknown field | must not guess (:class:`NewerRecord`): what becomes of it      |
+|                                                     | says its envelope (:mod:`isthmus_control.concerns`)      |
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from isthmus_control.acls import AclBinding
-from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, to_json
+from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, since, to_json
+from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
+from isthmus_control.levels import CONCERNS, SOURCE_LOSSES
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
@@ -32,6 +36,7 @@ from isthmus_control.model import (
     NamespaceKey,
     NamespaceMapping,
     OffsetsCopy,
+    OnSourceLoss,
     Reason,
     ResourceType,
     Role,
@@ -39,6 +44,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.sealing import Sealed
+from isthmus_control.source_losses import LossState, LostCommit
 from isthmus_control.truncations import (
     MovedOffset,
     PartitionCut,
@@ -55,13 +61,18 @@ class BadRecord(ValueError):
 
 
 class NewerRecord(Exception):
-    """The record was written by a newer version. ``kind`` and ``version`` say what this one lacks."""
+    """The record was written by a newer version. ``kind`` and ``version`` say what this one lacks.
 
-    def __init__(self, kind: str, version: int, by: str, message: str) -> None:
+    ``ignorable``: it may be passed over. ``concerns``: what it is about; None: everything. ``id``: the command's.
+    """
+
+    def __init__(self, kind: str, version: int, raw: Mapping[str, Any], message: str) -> None:
         super().__init__(message)
         self.kind = kind
         self.version = version
-        self.by = by
+        self.id = str(raw.get("id"))
+        self.ignorable = raw.get("ignorable") is True
+        self.concerns = said_in(raw)
 
 
 class Body:
@@ -70,8 +81,12 @@ class Body:
     __slots__ = ()
     KIND: ClassVar[str]
     VERSION: ClassVar[int] = 1
+    SINCE: ClassVar[int] = 0
+    """The feature level that brings the kind."""
     REMEMBERED: ClassVar[bool] = True
     """Whether its id is remembered against late retries. Not for what may be repeated without harm."""
+    IGNORABLE: ClassVar[bool] = False
+    """Whether versions that do not know the kind may pass over it: it changes no state, and is not remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +248,7 @@ class AttachNamespace(Body):
     """Attaches a pair of namespaces; a follower becomes reserved.
 
     ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
-    The consents: see :class:`~isthmus_control.model.NamespaceMapping`.
+    The consents: see :class:`~isthmus_control.model.NamespaceMapping`. ``on_source_loss`` None: as it is.
     """
 
     KIND: ClassVar[str] = "attach-namespace"
@@ -246,6 +261,7 @@ class AttachNamespace(Body):
     truncate_topic_ids: tuple[str, ...] = ()
     create_missing: bool = False
     disable_transaction_verification: bool = False
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
 
     def mapping(self, attached_ms: int = 0, at_offset: int = 0) -> NamespaceMapping:
         """What is attached, once the command stands at ``at_offset``."""
@@ -258,7 +274,20 @@ class AttachNamespace(Body):
             at_offset,
             self.truncate_topic_ids,
             self.disable_transaction_verification,
+            on_source_loss=self.on_source_loss,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AlterMapping(Body):
+    """Changes what is set of a pair of namespaces that is attached; what the operator agreed to stays as it is."""
+
+    KIND: ClassVar[str] = "alter-mapping"
+    SINCE: ClassVar[int] = SOURCE_LOSSES
+    link: str
+    type: ResourceType
+    local_prefix: str
+    on_source_loss: OnSourceLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +587,55 @@ class HoldUpTruncation(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class FoundLoss:
+    """See :class:`~isthmus_control.source_losses.SourceLoss`."""
+
+    type: ResourceType
+    namespace: str
+    topic: str
+    topic_id: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    count: int
+    state: LossState
+    groups: int = 0
+    commits: tuple[LostCommit, ...] = ()
+    salvaged: SalvageFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSourceLosses(Body):
+    """The source has lost what it had acked In-Sync: recorded before anything is cut for it."""
+
+    KIND: ClassVar[str] = "record-source-losses"
+    SINCE: ClassVar[int] = SOURCE_LOSSES
+    link: str
+    link_id: str
+    losses: tuple[FoundLoss, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSourceLosses(Body):
+    """The operator has a topic that is held cut to its source's log."""
+
+    KIND: ClassVar[str] = "release-source-losses"
+    SINCE: ClassVar[int] = SOURCE_LOSSES
+    topic: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeSourceLosses(Body):
+    """The operator knows of the losses of a link up to this ``number``."""
+
+    KIND: ClassVar[str] = "acknowledge-source-losses"
+    SINCE: ClassVar[int] = SOURCE_LOSSES
+    link: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordAcls(Body):
     """Access control bindings that a link is about to make in a principal namespace, or has deleted.
 
@@ -637,6 +715,8 @@ class OffsetsClaim:
     partitions: int
     until_ms: int
     terms: Mapping[str, AckTerms] = field(default_factory=dict)
+    epoch: int = field(default=-1, metadata=since(SOURCE_LOSSES))
+    upto: int = field(default=-1, metadata=since(SOURCE_LOSSES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,7 +752,8 @@ class ClaimBrokers(Body):
     """A proxy's lease: the brokers that it fronts, or all of the cluster.
 
     Sent again by the same incarnation when what it serves changes, or after it lost its lease. ``enforced_offset`` is
-    up to where it enforces the log already, with no conflicting write unanswered.
+    up to where it enforces the log already, with no conflicting write unanswered. ``version`` says the highest feature
+    level that it knows, too (:func:`~isthmus_control.levels.with_known_level`).
     """
 
     KIND: ClassVar[str] = "claim-brokers"
@@ -723,6 +804,17 @@ class ExpireLease(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class RaiseLevel(Body):
+    """From here on the log may hold what this feature level brings. Versions that do not know it stop.
+
+    Those that do not know the command stop at it whatever comes of it, so it is judged before it is written, too.
+    """
+
+    KIND: ClassVar[str] = "raise-level"
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot(Body):
     """The state after the record at ``as_of``, for readers that start near the end.
 
@@ -734,6 +826,17 @@ class Snapshot(Body):
     as_of: int
     digest: str
     state: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptLog(Body):
+    """An operator accepts the log as it stands here, whatever was known of it before (:mod:`isthmus_control.anchors`).
+
+    ``generation`` is more than any before, also than those that only anchors know of.
+    """
+
+    KIND: ClassVar[str] = "accept-log"
+    generation: int
 
 
 KINDS: Mapping[str, type[Body]] = MappingProxyType(
@@ -752,6 +855,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             MergeLink,
             DeleteLink,
             AttachNamespace,
+            AlterMapping,
             DetachNamespace,
             HoldBrokerConfig,
             ReleaseBrokerConfig,
@@ -776,6 +880,9 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             GiveUpTruncation,
             StopCatchingUp,
             HoldUpTruncation,
+            RecordSourceLosses,
+            ReleaseSourceLosses,
+            AcknowledgeSourceLosses,
             RecordAcls,
             RecordSync,
             DegradeSync,
@@ -785,26 +892,33 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             RenewLease,
             ReleaseLease,
             ExpireLease,
+            RaiseLevel,
             Snapshot,
+            AcceptLog,
         )
     }
 )
 
 
-def encode(command: Command) -> bytes:
-    """The record's value."""
+def encode(command: Command, level: int = 0) -> bytes:
+    """The record's value, as a log of this feature level may hold it."""
     body = command.body
-    return canonical(
-        {
-            "v": body.VERSION,
-            "id": command.id,
-            "kind": body.KIND,
-            "at_ms": command.at_ms,
-            "by": command.by,
-            "seen": command.seen,
-            "body": to_json(body),
-        }
-    )
+    envelope = {
+        "v": body.VERSION,
+        "id": command.id,
+        "kind": body.KIND,
+        "at_ms": command.at_ms,
+        "by": command.by,
+        "seen": command.seen,
+        "body": to_json(body),
+    }
+    if level >= CONCERNS:
+        concerns = concerns_of(body)
+        if concerns is not None:
+            envelope["concerns"] = to_json(concerns)
+        if body.IGNORABLE:
+            envelope["ignorable"] = True
+    return canonical(envelope)
 
 
 def decode(value: bytes | bytearray | memoryview) -> Command:
@@ -820,15 +934,17 @@ def decode(value: bytes | bytearray | memoryview) -> Command:
     # Kind and version first: a newer envelope or body may look wrong in every other way.
     shape = KINDS.get(kind)
     if shape is None:
-        raise NewerRecord(kind, version, by, f"proxy {by!r} wrote a command {kind!r}, which this version does not know")
+        raise NewerRecord(
+            kind, version, raw, f"proxy {by!r} wrote a command {kind!r}, which this version does not know"
+        )
     if version > shape.VERSION:
         raise NewerRecord(
-            kind, version, by, f"proxy {by!r} wrote {kind!r} in version {version}, this one knows {shape.VERSION}"
+            kind, version, raw, f"proxy {by!r} wrote {kind!r} in version {version}, this one knows {shape.VERSION}"
         )
     if version < 1:
         raise BadRecord(f"{kind} has version {version}")
-    if extra := sorted(raw.keys() - {"v", "id", "kind", "at_ms", "by", "seen", "body"}):
-        raise NewerRecord(kind, version, by, f"proxy {by!r} wrote {kind!r} with {extra[0]!r}, unknown to this version")
+    if extra := sorted(raw.keys() - _ENVELOPE):
+        raise NewerRecord(kind, version, raw, f"proxy {by!r} wrote {kind!r} with {extra[0]!r}, unknown to this version")
     command_id = _envelope(raw, "id", str)
     if not is_uuid(command_id):
         raise BadRecord(f"{kind} has no UUID as id")
@@ -837,8 +953,11 @@ def decode(value: bytes | bytearray | memoryview) -> Command:
     except MalformedValue as error:
         raise BadRecord(str(error)) from None
     except UnknownField as error:
-        raise NewerRecord(kind, version, by, f"proxy {by!r} wrote {kind!r}: {error}") from None
+        raise NewerRecord(kind, version, raw, f"proxy {by!r} wrote {kind!r}: {error}") from None
     return Command(command_id, _envelope(raw, "at_ms", int), by, _envelope(raw, "seen", int), body)
+
+
+_ENVELOPE: Final = frozenset(("v", "id", "kind", "at_ms", "by", "seen", "body", "concerns", "ignorable"))
 
 
 def _envelope(raw: dict[str, Any], name: str, kind: type) -> Any:

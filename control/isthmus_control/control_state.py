@@ -13,7 +13,9 @@ from typing import Any
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
-from isthmus_control.codec import DERIVED
+from isthmus_control.codec import DERIVED, LEFT_OUT, since
+from isthmus_control.concerns import Beyond
+from isthmus_control.levels import SOURCE_LOSSES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
@@ -34,6 +36,7 @@ from isthmus_control.model import (
     SyncRecord,
     TopicHistory,
 )
+from isthmus_control.source_losses import LossState, SourceLoss
 from isthmus_control.truncations import EpochShift, Succession, Truncation
 
 
@@ -41,17 +44,20 @@ from isthmus_control.truncations import EpochShift, Succession, Truncation
 class ControlState:
     """The state after the record at ``applied_offset`` (-1: none yet).
 
+    ``level`` is the log's feature level.
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
     prefix of the principal namespace. ``truncations`` are those under way, by topic;
     ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
-    anew, and ``successions`` say from which ones, oldest first. ``sync_records``: by name of a synchronous link, then
-    (topic, partition), what is recorded of those that are not Syncing. ``claims``: by
+    anew, and ``successions`` say from which ones, oldest first. ``source_losses`` are those that nobody acknowledged,
+    or that are open, oldest first; ``source_losses_left_off``: by link, how many more there were. ``sync_records``: by
+    name of a synchronous link, then (topic, partition), what is recorded of those that are not Syncing. ``claims``: by
     (topic, partition), what is recorded of leases that ran out, of topics that follow or did. ``group_claims``: the
     same of groups, by link and partition of the source's offsets topic. ``recent_ids`` and ``recent_offsets`` are the
     commands that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts
-    twice.
+    twice. ``generation`` is that of the last log that an operator accepted as it was (0: never), in rising order.
+    ``beyond`` is what this proxy alone does not know (:mod:`isthmus_control.concerns`).
     """
 
     cluster_id: str
@@ -68,6 +74,8 @@ class ControlState:
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)
+    source_losses: tuple[SourceLoss, ...] = field(default=(), metadata=since(SOURCE_LOSSES))
+    source_losses_left_off: Mapping[str, int] = field(default_factory=dict, metadata=since(SOURCE_LOSSES))
     sync_records: Mapping[str, Mapping[tuple[str, int], SyncRecord]] = field(default_factory=dict)
     claims: Mapping[tuple[str, int], Claim] = field(default_factory=dict)
     group_claims: Mapping[tuple[str, int], GroupClaim] = field(default_factory=dict)
@@ -79,14 +87,17 @@ class ControlState:
     recent_ids: tuple[str, ...] = ()
     recent_offsets: tuple[int, ...] = ()
     forgotten_offset: int = -1
+    generation: int = field(default=0, metadata=LEFT_OUT)
+    level: int = field(default=0, metadata=since(1))
+    beyond: tuple[Beyond, ...] = field(default=(), metadata=DERIVED)
     lookup: Lookup = field(init=False, repr=False, compare=False, metadata=DERIVED)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lookup", Lookup(self.namespaces, self.links))
+        object.__setattr__(self, "lookup", Lookup(self.namespaces, self.links, self.beyond))
 
     def evolve(self, **changes: Any) -> ControlState:
         """A state with these fields replaced. The compiled lookup is kept where nothing it reads has changed."""
-        if "namespaces" in changes or "links" in changes:
+        if "namespaces" in changes or "links" in changes or "beyond" in changes:
             return dataclasses.replace(self, **changes)
         new = object.__new__(ControlState)
         for name in self.__slots__:
@@ -135,6 +146,19 @@ class ControlState:
         """How a local topic came to be, oldest first, if truncations made it; nothing of one that took its name."""
         known = self.successions.get(topic, ())
         return known if known and known[-1].successor == topic_id else ()
+
+    def held(self, topic: str, topic_id: str | None, partition: int | None = None) -> SourceLoss | None:
+        """What the source lost of a topic that follows, or of one partition of it, if that waits for the operator."""
+        return next(
+            (
+                loss
+                for loss in self.source_losses
+                if loss.state is LossState.HELD
+                and (loss.topic, loss.topic_id) == (topic, topic_id)
+                and partition in (None, loss.partition)
+            ),
+            None,
+        )
 
     def sync_record(self, link: str, topic: str, topic_id: str, partition: int) -> SyncRecord | None:
         """What is recorded of a partition of a synchronous link; None: it is Syncing (or it took another's name)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from isthmus_control.concerns import Beyond
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands, combined
 from isthmus_control.model import (
@@ -26,12 +27,16 @@ from isthmus_protocol.offsets_copy import COPY_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Why a resource may not be written: the namespace, the link that it follows (if any), the reason for people."""
+    """Why a resource may not be written: the namespace, the link that it follows (if any), the reason for people.
+
+    ``beyond``: whether it may be written is not known here (:mod:`isthmus_control.concerns`).
+    """
 
     type: ResourceType
     prefix: str
     link: str | None
     reason: str
+    beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +56,22 @@ OFFSETS_COPY = Reservation(ResourceType.TOPIC, COPY_PREFIX, None, "a copy of ano
 class Lookup:
     """Questions about single resource names. Built by :class:`~isthmus_control.model.ControlState`."""
 
-    __slots__ = ("_demanding", "_following", "_leading", "_lengths", "_plugged", "_reserved")
+    __slots__ = ("_beyond", "_demanding", "_following", "_leading", "_lengths", "_plugged", "_reserved", "stopped")
 
-    def __init__(self, namespaces: Mapping[NamespaceKey, Namespace], links: Mapping[str, Link]) -> None:
+    def __init__(
+        self,
+        namespaces: Mapping[NamespaceKey, Namespace],
+        links: Mapping[str, Link],
+        beyond: Iterable[Beyond] = (),
+    ) -> None:
+        self._beyond: dict[ResourceType, list[Reservation]] = {kind: [] for kind in ResourceType}
+        self.stopped: dict[str, str] = {}
+        """By name, the links that may not go on here, and why."""
+        for record in beyond:
+            for kind, prefix in record.concerns.reserved(links):
+                self._beyond[kind].append(Reservation(kind, prefix, None, record.message, beyond=True))
+            for name in record.concerns.stopped(links):
+                self.stopped.setdefault(name, record.message)
         self._following: list[tuple[Link, NamespaceMapping]] = []
         self._leading: list[tuple[Link, NamespaceMapping]] = []
         for _, link in sorted(links.items()):
@@ -87,6 +105,9 @@ class Lookup:
 
     def reservation(self, kind: ResourceType, name: str) -> Reservation | None:
         """The most specific reservation that holds ``name``, None where clients may write it."""
+        unknown = self.beyond(kind, name)
+        if unknown is not None:
+            return unknown
         table = self._reserved[kind]
         for length in self._lengths[kind]:
             found = table.get(name[:length])
@@ -95,9 +116,13 @@ class Lookup:
                 return found
         return None
 
+    def beyond(self, kind: ResourceType, name: str) -> Reservation | None:
+        """Why it is not known here whether clients may write ``name``; None: it is."""
+        return next((each for each in self._beyond[kind] if contains(kind, each.prefix, name)), None)
+
     def reserves(self, kind: ResourceType) -> bool:
         """Whether any namespace of this type is reserved."""
-        return bool(self._lengths[kind])
+        return bool(self._lengths[kind] or self._beyond[kind])
 
     def topic_reservation(self, topic: str) -> Reservation | None:
         """As :meth:`reservation` for topics; the proxies' own topics, and copies of offsets, always are."""

@@ -17,14 +17,16 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS
 from isthmus_control.clock import Hlc, Register, merge_registers
 from isthmus_control.clock import latest as latest_register
+from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
+from isthmus_control.levels import SOURCE_LOSSES, known_level
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 INTERNAL_PREFIX = "__isthmus_"
-"""Topics of the proxies themselves. No client writes them, no namespace holds them."""
+"""Topics and consumer groups of the proxies themselves. No client writes them, no namespace holds them."""
 
 KAFKA_INTERNAL_TOPICS = frozenset(
     ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
@@ -63,10 +65,12 @@ class NamespaceKey(NamedTuple):
 def contains(kind: ResourceType, prefix: str, name: str) -> bool:
     """Whether the namespace with ``prefix`` holds the resource ``name``.
 
-    The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics are in no namespace.
+    The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics and groups are in none.
     """
     if not name.startswith(prefix) or (not prefix and name.startswith("_")):
         return False
+    if kind is ResourceType.CONSUMER_GROUP:
+        return not name.startswith(INTERNAL_PREFIX)
     return kind is not ResourceType.TOPIC or not (
         name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_TOPIC_PREFIXES)
     )
@@ -173,6 +177,15 @@ class OffsetsCopy:
     groups: tuple[str, ...] = ()
 
 
+class OnSourceLoss(StrEnum):
+    """What becomes of what the source lost although it had acked it In-Sync, and the target has."""
+
+    CUT = "cut"
+    """The target is cut to the source's log; what goes is salvaged (KIP-986)."""
+    HOLD = "hold"
+    """Nothing is cut: the partition stands still until an operator decides."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceMapping:
     """A pair of namespaces attached to a link, or (``offsets``) the pair of an offsets topic and its copy.
@@ -180,7 +193,8 @@ class NamespaceMapping:
     ``truncate_topic_ids``: the operator agreed, after a dry run, that these topics of the follower namespace, which
     hold other records, are emptied to follow (ids: a topic that takes such a name later is another one).
     ``disable_transaction_verification``: the operator agreed that the follower's brokers go without
-    :data:`TRANSACTION_VERIFICATION` while the mapping stands.
+    :data:`TRANSACTION_VERIFICATION` while the mapping stands. ``on_source_loss``: of a follower; None: HOLD where the
+    source's namespace is strict, else CUT.
     """
 
     type: ResourceType
@@ -192,6 +206,7 @@ class NamespaceMapping:
     truncate_topic_ids: tuple[str, ...] = ()
     disable_transaction_verification: bool = False
     offsets: OffsetsCopy | None = None
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
 
     @property
     def local(self) -> NamespaceKey:
@@ -416,13 +431,16 @@ class GroupClaim:
 
     Of the groups of one partition of the source's offsets topic, which has so many ``partitions``, and of the
     namespaces that followed over the link then. ``terms``: by the prefix of the groups here, what acks meant in place
-    of that; the longest prefix counts.
+    of that; the longest prefix counts. ``upto``: as far as the partition was confirmed at least, in the source's leader
+    ``epoch``; -1: that is not known.
     """
 
     link_id: str
     until_ms: int
     partitions: int
     terms: Mapping[str, AckTerms] = field(default_factory=dict)
+    epoch: int = field(default=-1, metadata=since(SOURCE_LOSSES))
+    upto: int = field(default=-1, metadata=since(SOURCE_LOSSES))
 
     def terms_of(self, group: str) -> AckTerms:
         """What acks meant to a group."""
@@ -558,7 +576,8 @@ class ProxyLease:
 
     ``incarnation`` (a UUID) is new for each process. ``enforced_offset``: the proxy enforces the log up to there and
     has no conflicting write from before without an answer. How long a lease still runs is judged by each proxy on its
-    own monotonic clock (:mod:`isthmus_control.leases`); the log says only that it was renewed.
+    own monotonic clock (:mod:`isthmus_control.leases`); the log says only that it was renewed. ``version``: see
+    :func:`~isthmus_control.levels.with_known_level`.
     """
 
     name: str
@@ -575,6 +594,11 @@ class ProxyLease:
     @property
     def broker_ids(self) -> frozenset[int]:
         return frozenset(claim.broker_id for claim in self.brokers)
+
+    @property
+    def known_level(self) -> int:
+        """The highest feature level of the log that the proxy knows."""
+        return known_level(self.version)
 
 
 def leads_commits(link: Link) -> bool:

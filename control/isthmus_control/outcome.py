@@ -15,6 +15,7 @@ from isthmus_control.model import (
     ProxyLease,
     SyncRecord,
 )
+from isthmus_control.source_losses import SourceLoss
 from isthmus_control.truncations import Truncation
 
 
@@ -28,7 +29,7 @@ class Rejection(StrEnum):
     CONFLICT = "conflict"
     """Something else that stands in the state forbids it."""
     NOT_SUPPORTED = "not-supported"
-    """Not in this version."""
+    """Not in this version, or not at the log's feature level."""
     LEASE_LOST = "lease-lost"
     """The proxy has no lease any more, or a newer process of its name took it."""
     STALE = "stale"
@@ -69,7 +70,7 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAttached:
-    """Also reported when the operator's consent of an attached mapping changed."""
+    """Also reported when the operator's consent of an attached mapping changed, or what is set of it."""
 
     link: str
     mapping: NamespaceMapping
@@ -121,6 +122,14 @@ class TruncationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLossChanged:
+    """Found (``before`` None), went on, or is told no more (``after`` None)."""
+
+    before: SourceLoss | None
+    after: SourceLoss | None
+
+
+@dataclass(frozen=True, slots=True)
 class SyncChanged:
     """What is recorded of a partition of a synchronous link. None: it is Syncing, or the link synchronous no more."""
 
@@ -167,6 +176,12 @@ class LeaseRenewed:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelRaised:
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTaken:
     as_of: int
 
@@ -181,12 +196,14 @@ Change = (
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged
+    | SourceLossChanged
     | SyncChanged
     | ClaimsRecorded
     | AclsRecorded
     | ProducerIdsRegistered
     | LeaseChanged
     | LeaseRenewed
+    | LevelRaised
     | SnapshotTaken
 )
 
@@ -214,3 +231,10 @@ class Duplicate:
 
 
 Outcome = Accepted | Rejected | Duplicate
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """A newer version wrote the record: it was passed over, or what it concerns is left alone from now on."""
+
+    message: str

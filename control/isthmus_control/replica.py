@@ -1,8 +1,8 @@
 """One proxy's replica of the control state: records in, outcomes out.
 
 A replica starts empty or from a snapshot, takes the log's records in order, and stops for good (*halts*) where it may
-not guess: a record of a newer version, a gap in the log, a snapshot that differs from its own state. A halted replica
-keeps its last state for reading, and its proxy must not vouch for anything any more.
+not guess: a record of a newer version that says not what it concerns, a gap in the log, a snapshot that differs from
+its own state. A halted replica keeps its last state for reading, and its proxy must not vouch for anything any more.
 
 **Snapshots.** One is due after every ``SNAPSHOT_INTERVAL`` records. States are values, so the replica keeps the state
 of that very offset at no cost until a snapshot of it appears in the log, then compares: two proxies that applied the
@@ -15,14 +15,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from isthmus_control.apply import SNAPSHOT_INTERVAL, apply, reject
+from isthmus_control.apply import SNAPSHOT_INTERVAL, apply, keep_beyond, reject, unknown
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse
-from isthmus_control.commands import BadRecord, Command, NewerRecord, Snapshot, decode
+from isthmus_control.commands import BadRecord, Body, Command, NewerRecord, Snapshot, decode
+from isthmus_control.concerns import Beyond, concerns_of
 from isthmus_control.control_state import ControlState
-from isthmus_control.outcome import Outcome
+from isthmus_control.levels import KNOWN_LEVEL
+from isthmus_control.outcome import NotUnderstood, Outcome
+from isthmus_control.rules.levels import met
 
 SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
 """No state is that big. A bound, so that a damaged record cannot fill the memory."""
@@ -47,21 +51,21 @@ OTHER_CLUSTER = "other-cluster"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One record and what came of it. ``command`` is None for a record that is none."""
+    """One record and what came of it. ``command`` is None for a record that is none, or that is not understood."""
 
     offset: int
     command: Command | None
-    outcome: Outcome
+    outcome: Outcome | NotUnderstood
 
 
 class Replica:
     """Feed it records with :meth:`feed`; read ``state``; ``halted`` says why it stopped, if it did."""
 
-    __slots__ = ("_boundaries", "halted", "state")
+    __slots__ = ("_beginning", "_boundaries", "halted", "state")
 
     def __init__(self, state: ControlState) -> None:
         """``state``: ``ControlState(cluster_id)`` for a log read from its beginning, or :func:`load`'s."""
-        self.state = state
+        self.state = self._beginning = state
         self.halted: Halted | None = None
         self._boundaries: dict[int, ControlState] = {}
         # A loaded snapshot is compared with the record that it came from, which is still ahead.
@@ -86,16 +90,38 @@ class Replica:
         try:
             command = decode(value if value is not None else b"")
         except NewerRecord as error:
-            self._halt(NEWER_VERSION, f"{error} (offset {offset}): upgrade this proxy")
+            return self._newer(offset, error)
         except BadRecord as error:
             self.state, outcome = reject(self.state, offset, str(error))
             self._keep_boundary()
             return Applied(offset, None, outcome)
         if isinstance(command.body, Snapshot):
             self._compare(offset, command.body)
-        self.state, result = apply(self.state, offset, command)
+        before = self.state
+        self.state, result = apply(before, offset, command)
+        if before.beyond:
+            self._spread(offset, before, command.body)
+        if self.state.level > KNOWN_LEVEL:
+            self._halt(NEWER_VERSION, f"{_unknown_level(self.state.level)} (offset {offset})")
         self._keep_boundary()
         return Applied(offset, command, result)
+
+    def _newer(self, offset: int, record: NewerRecord) -> Applied:
+        message = f"{record} (offset {offset}): upgrade this proxy"
+        if record.ignorable:
+            self.state = self.state.evolve(applied_offset=offset)
+            self._keep_boundary()
+        elif record.concerns is not None:
+            self.state = unknown(self.state, Beyond(offset, record.concerns, message), record.id)
+        else:
+            self._halt(NEWER_VERSION, message)
+        return Applied(offset, None, NotUnderstood(message))
+
+    def _spread(self, offset: int, before: ControlState, body: Body) -> None:
+        """What touches something beyond this version is beyond it: others may have come to another answer."""
+        concerns, unknown = concerns_of(body), met(before, body)
+        if unknown is not None and concerns is not None:
+            self.state = keep_beyond(self.state, Beyond(offset, concerns, unknown.message))
 
     @property
     def due_state(self) -> ControlState | None:
@@ -105,8 +131,14 @@ class Replica:
         newest = max(self._boundaries)
         return self._boundaries[newest] if newest > self.state.snapshot_offset else None
 
+    def bases(self) -> list[ControlState]:
+        """States that snapshots are of, or would be, oldest first: from each of them records lead to this one."""
+        return [self._beginning, *(self._boundaries[as_of] for as_of in sorted(self._boundaries))]
+
     def _keep_boundary(self) -> None:
         as_of = self.state.applied_offset
+        if self.state.beyond:
+            return  # it is not what others have
         if as_of >= 0 and (as_of + 1) % SNAPSHOT_INTERVAL == 0:
             self._boundaries[as_of] = self.state
             while len(self._boundaries) > BOUNDARIES_MAX:
@@ -124,6 +156,13 @@ class Replica:
     def _halt(self, reason: str, message: str) -> NoReturn:
         self.halted = Halted(reason, message)
         raise self.halted
+
+
+def _unknown_level(level: int) -> str:
+    return (
+        f"an operator has raised the control log to feature level {level}, and this version knows {KNOWN_LEVEL} at "
+        f"most: upgrade this proxy"
+    )
 
 
 def digest(state: bytes) -> str:
@@ -144,7 +183,11 @@ def load(snapshot: Snapshot, cluster_id: str) -> ControlState:
         data = unpacker.decompress(base64.b64decode(snapshot.state, validate=True), SNAPSHOT_BYTES_MAX)
         if not unpacker.eof or digest(data) != snapshot.digest:
             raise MalformedValue("its digest is another")
-        state = from_json(ControlState, parse(data), "snapshot")
+        raw = parse(data)
+        level = raw.get("level") if type(raw) is dict else None
+        if type(level) is int and level > KNOWN_LEVEL:
+            raise Halted(NEWER_VERSION, _unknown_level(level))
+        state = from_json(ControlState, raw, "snapshot")
     except UnknownField as error:
         raise Halted(NEWER_VERSION, f"{error}: upgrade this proxy") from None
     except (MalformedValue, ValueError, zlib.error) as error:
@@ -154,6 +197,21 @@ def load(snapshot: Snapshot, cluster_id: str) -> ControlState:
     if state.applied_offset != snapshot.as_of:
         raise Halted(SNAPSHOT_DAMAGED, f"the snapshot of offset {snapshot.as_of} holds {state.applied_offset}")
     return state
+
+
+def load_newest(snapshots: Sequence[Snapshot], cluster_id: str) -> ControlState | None:
+    """The state in the last of these snapshots that this version can read; None: it can read none of them.
+
+    A newer proxy's may hold what only that one knows; from a snapshot before, this one comes to what it may know.
+    Raises :class:`Halted` as :func:`load`, but for that.
+    """
+    for snapshot in reversed(snapshots):
+        try:
+            return load(snapshot, cluster_id)
+        except Halted as halted:
+            if halted.reason != NEWER_VERSION:
+                raise
+    return None
 
 
 def newest_snapshot(records: list[tuple[int, bytes | None]]) -> Snapshot | None:

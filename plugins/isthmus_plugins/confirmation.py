@@ -255,6 +255,8 @@ class AckGate:
     def _concerns(self, topic: str) -> bool:
         concerned = self._concerned.get(topic)
         if concerned is None:
+            if len(self._concerned) >= KNOWN_MAX:  # clients name topics that there are not, too
+                self._concerned.clear()
             concerned = self._concerned[topic] = self.confirmer.concerns(topic)
         return concerned
 

@@ -8,7 +8,9 @@ from typing import Protocol
 from isthmus_control.model import ResourceType
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import (
+    Acknowledged,
     AlterLink,
+    AlterMapping,
     Attach,
     AttachResult,
     CommittedOffsets,
@@ -49,6 +51,9 @@ class LinkOperations(Protocol):
     async def attach(self, link_name: str, request: Attach) -> AttachResult:
         """Attach a pair of namespaces at both ends."""
 
+    async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
+        """Change what is set of a pair of namespaces, whichever end is asked."""
+
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
         """Detach the mapping of the local namespace at both ends. It stays reserved."""
 
@@ -80,6 +85,12 @@ class LinkOperations(Protocol):
 
     async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
         """End the truncation of a topic that lost its local copy and does not get it from the source: it is shorter."""
+
+    async def truncate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """Cut a topic to its source's log that is held because the source lost what it had acked In-Sync."""
+
+    async def acknowledge(self, link_name: str) -> Acknowledged:
+        """Tell no more what a source lost, as far as this proxy has told it."""
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""

@@ -102,12 +102,28 @@ class Attach(_Model):
         default=False,
         description="topics of the follower namespace that hold other records now are emptied to follow",
     )
+    on_source_loss: Literal["cut", "hold"] | None = Field(
+        default=None,
+        description="what becomes of what the source lost although it had acked it In-Sync: the follower is cut to the "
+        "source's log, or nothing is until an operator decides; unset: as it is, at first hold where the source's "
+        "namespace is strict, else cut",
+    )
     disable_transaction_verification: bool = Field(
         default=False,
         description="the follower's brokers go without transaction.partition.verification.enable while this is "
         "attached, so that transactions and group offsets can be copied",
     )
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
+
+
+class AlterMapping(_Model):
+    """What is set of a pair of namespaces that is attached; what the operator agreed to stays as it is."""
+
+    local: str = Field(description="prefix of the local namespace")
+    type: Literal["topic", "consumer-group"] = "topic"
+    on_source_loss: Literal["cut", "hold"] = Field(
+        description="what becomes of what the source lost although it had acked it In-Sync; cut: of what is held, too"
+    )
 
 
 class TopicPlan(_Model):
@@ -161,6 +177,8 @@ class MappingStatus(_Model):
     role: str
     disable_transaction_verification: bool = False
     """Of a follower: the consent stands."""
+    on_source_loss: str | None = None
+    """Of a follower: cut or hold. None: hold where the source's namespace is strict, else cut."""
     state: str
     """That of the worst partition, group or binding of the namespace; which of them are worse on their own is named."""
     reason: str | None = None
@@ -175,6 +193,7 @@ class MappingStatus(_Model):
             remote=mapping.remote_prefix,
             role=mapping.role.value,
             disable_transaction_verification=mapping.disable_transaction_verification,
+            on_source_loss=None if mapping.on_source_loss is None else mapping.on_source_loss.value,
             state=state,
             reason=reason,
             message=message,
@@ -203,7 +222,7 @@ class TopicDecision(_Model):
     source_topic: str
     source: Literal["deleted", "created again", "unchanged", "not reached"]
     """What became of the topic that was followed."""
-    action: Literal["forget", "delete", "recreate", "give up"]
+    action: Literal["forget", "delete", "recreate", "give up", "truncate"]
     dry_run: bool
     records_lost: int
     """At most; offsets, where the log was compacted."""
@@ -442,6 +461,55 @@ class CommittedOffsets(_Model):
     """So many more there are: name one to see it."""
 
 
+class LostGroupOffset(_Model):
+    """A committed offset that the target has, and what the source has in its place."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    source_offset: int | None
+    """None: nothing."""
+
+
+class SourceLossStatus(_Model):
+    """What a source lost of one partition although it had acked it In-Sync; told until it is acknowledged."""
+
+    number: int
+    role: Literal["leader", "follower"]
+    """Follower: this cluster has what the other one lost. Leader: this one lost it, and the other one said so."""
+    type: Literal["topic", "consumer-group"]
+    """Records, or committed offsets of groups."""
+    topic: str
+    """The local name; of groups the source's offsets topic."""
+    remote_topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    """Exclusive. Both are offsets of the log that lost its end: of groups, of the offsets topic's."""
+    count: int
+    """Records, markers among them, or committed offsets."""
+    groups: int = 0
+    """Whose they are."""
+    state: Literal["held", "cutting", "cut", "kept"]
+    """Held: the target keeps it until an operator decides. Cut: it is in the salvage file. Kept: it follows no more."""
+    found_ms: int
+    found_by: str
+    """A proxy of the target."""
+    salvage_proxy: str | None = None
+    salvage_file: str | None = None
+    message: str
+    commits: list[LostGroupOffset] = []
+    """The first of them; at the target alone."""
+
+
+class Acknowledged(_Model):
+    """What is told no more."""
+
+    link_name: str
+    acknowledged: int
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str
@@ -469,6 +537,10 @@ class LinkStatus(_Model):
     groups: list[GroupStatus] = []
     group_warnings: list[str] = []
     """What keeps this proxy from knowing all that groups have committed."""
+    source_losses: list[SourceLossStatus] = []
+    """What a source lost although it had acked it In-Sync, until `isthmus link acknowledge`."""
+    source_losses_left_off: int = 0
+    """So many more there were."""
 
 
 class TruncatedPartition(_Model):

@@ -6,17 +6,38 @@ import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from isthmus_control.anchors import Anchor
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
+from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.tasks import Supervision
+
+
+class AnchorsApi(Protocol):
+    """How far control logs are, as it is known outside of them (:mod:`isthmus_control.anchors`)."""
+
+    def own(self) -> Anchor | None:
+        """How far this proxy has applied its cluster's log."""
+
+    def heard_of(self, cluster_id: str) -> Anchor | None:
+        """How far a linked cluster's log was, as it said last."""
+
+    def hear(self, anchor: Anchor) -> None:
+        """A linked cluster says how far its log is."""
+
+    def told(self, anchor: Anchor, by: str) -> None:
+        """A linked cluster says how far this one's log had been: nothing is vouched for unless it has that."""
+
+    def claimed(self, anchor: Anchor, by: str) -> None:
+        """The same of one who cannot prove to be linked: it counts where the log has never had a link."""
 
 
 class ControlApi(Protocol):
@@ -24,6 +45,9 @@ class ControlApi(Protocol):
 
     @property
     def state(self) -> ControlState: ...
+
+    @property
+    def anchors(self) -> AnchorsApi: ...
 
     async def append(self, body: Body) -> Outcome:
         """Append a command and return what came of it. Retried until it is known."""
@@ -43,6 +67,8 @@ class LinkListenerSpec:
     port: int
     server_tls: ssl.SSLContext | None
     enrolment_token: bytes | None = field(repr=False)
+    acceptor: type[Acceptor[Any]] = Acceptor
+    """How: on sockets, or on those of a simulation."""
 
 
 class Clock(Protocol):

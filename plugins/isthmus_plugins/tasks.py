@@ -20,6 +20,8 @@ log = logging.getLogger("isthmus.tasks")
 
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 5.0
+NAMES_MAX: Final = 1000
+"""Names whose failures are counted one by one, since the start; names may say of which topic or group a task is."""
 RECOVERED_S: Final = 10.0
 """So long a task that has failed must run without another failure to count as well again; more where it waits more."""
 
@@ -54,9 +56,15 @@ class Supervision:
         """By name: what has failed, and has not run well since."""
         return sorted(self._failing.values(), key=lambda each: each.name)
 
+    def count(self, name: str) -> None:
+        """Count a failure: under its name, or beyond :data:`NAMES_MAX` of them under its owner's."""
+        if name not in self.failures and len(self.failures) >= NAMES_MAX:
+            name = f"{name.partition('/')[0]}/others"
+        self.failures[name] += 1
+
     def failed(self, work: object, name: str, error: BaseException, now: float) -> None:
         """Note a failure of ``work`` (whatever stands for it; several may have one name), which is tried again."""
-        self.failures[name] += 1
+        self.count(name)
         failing = self._failing.get(work)
         if failing is None:
             failing = self._failing[work] = FailingTask(name, "", now, 0)
@@ -147,7 +155,7 @@ class Tasks:
         error = task.exception()
         if error is None:
             return
-        self._supervision.failures[task.get_name()] += 1
+        self._supervision.count(task.get_name())
         log.error("task failed", extra={"task": task.get_name(), "error": repr(error)}, exc_info=error)
         if self._on_failure is not None:
             self._on_failure(task.get_name(), error)

@@ -32,7 +32,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
-from isthmus_protocol.error_codes import UNKNOWN_TOPIC_OR_PARTITION
+from isthmus_protocol.error_codes import UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.messages import (
     ResponsePayload,
     build_request,
@@ -75,6 +75,10 @@ class Broker:
         places = tuple(PartitionInfo(BROKER_ID, 0) for _ in range(partitions))
         self._topics[name] = TopicInfo(name, uuid.uuid4().bytes, places, 1, False)
         self.logs |= {(name, partition): [] for partition in range(partitions)}
+
+    def delete_topic(self, name: str) -> None:
+        del self._topics[name]
+        self.logs = {place: log for place, log in self.logs.items() if place[0] != name}
 
     def end(self, topic: str, partition: int = 0) -> int:
         """The log's end."""
@@ -175,7 +179,9 @@ class Broker:
         return found
 
     def _fetched(self, asked: FetchPartition) -> Fetched:
-        (name,) = (topic.name for topic in self._topics.values() if topic.topic_id == asked.topic_id)
+        name = next((topic.name for topic in self._topics.values() if topic.topic_id == asked.topic_id), None)
+        if name is None:
+            return Fetched(asked.topic_id, asked.partition, UNKNOWN_TOPIC_ID, -1, -1, memoryview(b""))
         end = self.end(name, asked.partition)
         records = memoryview(self._from(name, asked.partition, asked.offset))
         return Fetched(asked.topic_id, asked.partition, 0, end, 0, records, end)
@@ -267,6 +273,9 @@ class Kit:
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         self.broker.create_topic(name, partitions)
+
+    def delete_topic(self, name: str) -> None:
+        self.broker.delete_topic(name)
 
     def _topic_name(self, topic_id: bytes) -> str | None:
         known = self.broker._topics.values()

@@ -132,13 +132,15 @@ def partition_of(group: str, partitions: int) -> int:
 class Group:
     """One group, as the log has it so far."""
 
-    __slots__ = ("kind", "offsets", "unreadable")
+    __slots__ = ("counts_from", "kind", "offsets", "unreadable")
 
     def __init__(self) -> None:
         self.kind: GroupKind | None = None
         """None: the coordinator knows committed offsets of it and nothing else."""
         self.offsets: dict[tuple[str, int], Commit] = {}
         """By (topic, partition)."""
+        self.counts_from: dict[tuple[str, int], int] = {}
+        """Of each of them, where in the log it came to count: at the marker, if it was in a transaction."""
         self.unreadable: dict[tuple[str, int], str] = {}
         """Partitions whose newest commit is of a version that is not known, and what it is."""
 
@@ -173,7 +175,7 @@ class OffsetsLog:
             if control.marker is Marker.ABORT:
                 self._undone = self._undone or bool(pending)
                 return set()
-            return {key for key, found in pending.items() if self._put(key, found)}
+            return {key for key, found in pending.items() if self._put(key, found, header.base_offset)}
         transaction = self._open.setdefault(header.producer_id, {}) if header.is_transactional else None
         records = decode_records(batch)
         changed = {key for record in records if (key := self._record(record, transaction, header)) is not None}
@@ -248,7 +250,7 @@ class OffsetsLog:
             transaction[key] = found
             self._pending_news[header.producer_id, key] = None
             return None
-        return key if self._put(key, found) else None
+        return key if self._put(key, found, record.offset) else None
 
     def _exists(self, name: str, kind: GroupKind, exists: bool) -> None:
         group = self.groups.setdefault(name, Group())
@@ -258,7 +260,7 @@ class OffsetsLog:
             group.kind = None
         self._drop_if_empty(name, group)
 
-    def _put(self, key: OffsetKey, found: Commit | str) -> bool:
+    def _put(self, key: OffsetKey, found: Commit | str, at: int) -> bool:
         group = self.groups.setdefault(key.group, Group())
         place = key.topic, key.partition
         if isinstance(found, str):
@@ -268,7 +270,7 @@ class OffsetsLog:
         if known is not None and known.log_offset > found.log_offset:
             return False
         group.unreadable.pop(place, None)
-        group.offsets[place] = found
+        group.offsets[place], group.counts_from[place] = found, at
         self._undone = self._undone or (known is not None and found.offset < known.offset)
         return True
 
@@ -282,6 +284,7 @@ class OffsetsLog:
         place = key.topic, key.partition
         was_unreadable = group.unreadable.pop(place, None) is not None
         existed = group.offsets.pop(place, None) is not None
+        group.counts_from.pop(place, None)
         self._undone = self._undone or existed
         self._drop_if_empty(key.group, group)
         return existed or was_unreadable

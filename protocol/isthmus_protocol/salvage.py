@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 
 MAGIC_LINE: Final = b"isthmus-salvage 1\n"
 SUFFIX: Final = ".salvage"
+LINE_BYTES_MAX: Final = 64 * 1024
+"""Of head and tail."""
 
 T = TypeVar("T")
 
@@ -108,8 +111,8 @@ def read_salvage(content: bytes) -> Salvage:
     tail_start = content.rfind(b"\n", 0, len(content) - 1)
     if head_end < 0 or tail_start < head_end or not content.endswith(b"\n"):
         raise MalformedSalvage("the file was never finished: it has no tail")
-    head = _from_json(SalvageHead, content[len(MAGIC_LINE) : head_end], "head")
-    tail = _from_json(SalvageTail, content[tail_start + 1 :], "tail")
+    head = from_json(SalvageHead, content[len(MAGIC_LINE) : head_end], "head")
+    tail = from_json(SalvageTail, content[tail_start + 1 :], "tail")
     data = memoryview(content)[head_end + 1 : tail_start]
     if len(data) != tail.size or hashlib.sha256(data).hexdigest() != tail.sha256:
         raise MalformedSalvage("the batches are not those that were written: size or SHA-256 differ from the tail's")
@@ -123,7 +126,22 @@ def read_salvage(content: bytes) -> Salvage:
     return salvage
 
 
-def _from_json(shape: type[T], line: bytes, what: str) -> T:
+def read_ends(file: BinaryIO) -> tuple[SalvageHead, SalvageTail]:
+    """Head and tail of a file, however large what is between them is, and unread. Raises MalformedSalvage, OSError."""
+    if file.readline(LINE_BYTES_MAX) != MAGIC_LINE:
+        raise MalformedSalvage("this is no salvage file: its first line is not 'isthmus-salvage 1'")
+    head = from_json(SalvageHead, file.readline(LINE_BYTES_MAX), "head")
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LINE_BYTES_MAX))
+    content = file.read()
+    start = content.rfind(b"\n", 0, len(content) - 1)
+    if start < 0 or not content.endswith(b"\n"):
+        raise MalformedSalvage("the file was never finished: it has no tail")
+    return head, from_json(SalvageTail, content[start + 1 :], "tail")
+
+
+def from_json(shape: type[T], line: bytes, what: str) -> T:
+    """A line of a salvage file as a dataclass. Raises MalformedSalvage, which names ``what`` it is."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -360,6 +360,8 @@ class DataSection(Section):
     directory: FilePath | None = None
     """Where the proxy keeps files: what is cut from follower topics that diverged. None: such topics stay as they are,
     and say so."""
+    warn_bytes: int = Field(default=10 * 1024**3, ge=0)
+    """Status warns where its files take more."""
 
 
 class ReplicationSection(Section):

@@ -21,7 +21,7 @@ from isthmus_plugins import clock
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.observers import LinkObservers
-from isthmus_plugins.process import Clock, LinkListenerSpec
+from isthmus_plugins.process import AnchorsApi, Clock, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
 
 
@@ -34,6 +34,10 @@ class Control:
     @property
     def state(self) -> ControlState:
         return self._log.state
+
+    @property
+    def anchors(self) -> AnchorsApi:
+        return self._log.anchors
 
     async def append(self, body: Body) -> Outcome:
         """Append a command and return what came of it. Raises BrokerUnavailable: it may count or not."""

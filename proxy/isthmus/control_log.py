@@ -11,8 +11,9 @@ What the records mean is decided in :mod:`isthmus_control`, which does no I/O an
   is lost; its id makes the copies duplicates. An append's own answer decides nothing but when to stop sending.
 - **The answer comes from the log.** What :meth:`ControlLog.append` returns is what every proxy came to, and ``state``
   has it by then.
-- **Where this proxy may not guess, it halts** (a record of a newer version, records missing, another state than a
-  snapshot says, a subscriber that failed): it keeps its last state for reading, and vouches for nothing any more.
+- **Where this proxy may not guess, it halts** (a record of a newer version, another state than a snapshot says, a
+  subscriber that failed, a log that is not the one any more that it read): it keeps its last state for reading, and
+  vouches for nothing any more.
 - **Enforcement.** A reservation is enforced here once subscribers know it and ``fence`` has returned: no write that was
   forwarded before can land after. Then it is reported with the next renewal, sent at once where somebody waits.
 
@@ -27,76 +28,47 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
-from isthmus import lease_clocks
+from isthmus import control_start, lease_clocks
+from isthmus.anchor_keeper import AnchorKeeper
+from isthmus.anchor_places import AnchorPlace
+from isthmus.control_start import LOST
+from isthmus.control_topic import RECORD_BYTES_MAX, TOPIC, ControlTopic
 from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
-from isthmus.kafka.client import (
-    EARLIEST,
-    LATEST,
-    Backoff,
-    ClusterClient,
-    NewTopic,
-    ResourceConfigs,
-    ResourceType,
-    TopicPartition,
-    is_stale_metadata,
-)
+from isthmus.kafka.client import Backoff, ClusterClient, is_stale_metadata
 from isthmus.lease_clocks import Clocks
+from isthmus_control import exports
 from isthmus_control import replica as replicas
-from isthmus_control.apply import SNAPSHOT_INTERVAL
-from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, encode
+from isthmus_control.anchors import LogRecord, RecentRecords
+from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, Snapshot, encode
 from isthmus_control.control_state import ControlState
+from isthmus_control.exports import Export
 from isthmus_control.leases import LeaseView, margin_ms
-from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim
-from isthmus_control.outcome import Accepted, Change, Duplicate, Outcome, Rejected, Rejection
+from isthmus_control.levels import with_known_level
+from isthmus_control.model import BrokerClaim
+from isthmus_control.outcome import Accepted, Change, Duplicate, NotUnderstood, Outcome, Refuse, Rejected, Rejection
 from isthmus_control.replica import Applied, Halted, Replica
+from isthmus_control.rules.levels import check_writable
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
-from isthmus_protocol.error_codes import (
-    INVALID_REPLICATION_FACTOR,
-    OFFSET_OUT_OF_RANGE,
-    REQUEST_TIMED_OUT,
-    TOPIC_ALREADY_EXISTS,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
-from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import MAGIC, BatchError, BatchHeader, verify_crc, walk
 
 log = logging.getLogger("isthmus.control_log")
 
-T = TypeVar("T")
-
-TOPIC: Final = INTERNAL_PREFIX + "control"
-PARTITION: Final = TopicPartition(TOPIC, 0)
-REPLICATION_FACTOR: Final = 3
-RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A snapshot of some ten thousand partitions has less than one of them."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Commands that wait together go together, up to this size; a larger one goes alone."""
-FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
-FETCH_WAIT_MS: Final = 1_000
-"""A long poll: a record is answered at once, and a quiet log costs a request in this time."""
-FETCH_TIMEOUT_S: Final = 5.0
-PRODUCE_TIMEOUT_S: Final = 4.0
-REFRESH_TIMEOUT_S: Final = 3.0
-"""A broker that hangs must not cost this proxy its lease: give it up while there is time to ask another one."""
-TAIL_LANE: Final = "control-tail"
-APPEND_LANE: Final = "control-append"
 APPEND_TIMEOUT_S: Final = 30.0
+CATCH_UP_TIMEOUT_S: Final = 30.0
 RELEASE_TIMEOUT_S: Final = 5.0
-CREATE_TIMEOUT_S: Final = 60.0
 RENEWALS_PER_LEASE: Final = 3
 SNAPSHOT_DELAY_S_MAX: Final = 2.0
 """Proxies wait a random time before they write a due snapshot, so that mostly one does."""
 OUTCOMES_MAX: Final = 1024
+RECORDS_KEPT: Final = 50_000
+"""Below the newest snapshot: hours or days of renewals, so that anchors of proxies that were away can be compared."""
 INTERNAL_ERROR: Final = "internal-error"
-TOPIC_REPLACED: Final = "topic-replaced"
-
-_PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
-"""A batch of no producer, uncompressed."""
 
 
 class ControlLogHalted(PeerFault):
@@ -105,6 +77,10 @@ class ControlLogHalted(PeerFault):
     def __init__(self, halted: Halted) -> None:
         super().__init__(str(halted))
         self.reason = halted.reason
+
+
+class ControlLogLost(ControlLogHalted):
+    """The log is not the one that it was, or not all of it: nothing is vouched for until an operator has decided."""
 
 
 class AppendUnresolved(PeerFault):
@@ -149,22 +125,29 @@ class ControlLog:
         fence: Callable[[], Awaitable[None]] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
         clocks: Callable[[], Clocks] = lease_clocks.now,
+        places: Sequence[AnchorPlace] = (),
     ) -> None:
-        """``client`` is the caller's and stays open. ``incarnation``: a UUID, new for each process.
+        """``client`` is the caller's and stays open. ``incarnation``: a UUID, new for each process. ``places``: where
+        anchors of the log are kept outside of it.
 
         ``fence`` returns when no client's write that was forwarded before the call can still land. ``on_failure`` is
-        called once, when this proxy must stop: with :class:`ControlLogHalted`, or because a newer process took over.
+        called once, when this proxy must stop: with :class:`ControlLogHalted`, because a newer process took over, or
+        because a log that was lost is whole again, and is to be read from anew.
         """
         self.name = name
         self.incarnation = incarnation or str(uuid.uuid4())
         self.halted: ControlLogHalted | None = None
+        self.trouble = ""
+        """Why the log cannot be read now."""
         self._client = client
         self._fence = fence
         self._on_failure = on_failure
         self._tasks = Tasks(f"control log of {name}", supervision, self._task_failed)
         self._view = LeaseView(self.incarnation)
         self._replica: Replica | None = None
-        self._topic_id: uuid.UUID | None = None
+        self._topic = ControlTopic(client)
+        self._recent = RecentRecords()
+        self._keeper = AnchorKeeper(places, client, self._topic, self)
         self._pending: dict[str, _Pending] = {}
         self._unwritten = asyncio.Event()
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
@@ -201,9 +184,17 @@ class ControlLog:
     @property
     def topic_id(self) -> uuid.UUID:
         """The control topic's. Known once the log is started."""
-        if self._topic_id is None:
-            raise RuntimeError("the control log is not started")
-        return self._topic_id
+        return self._topic.topic_id
+
+    @property
+    def recent(self) -> RecentRecords:
+        """The records that were applied last."""
+        return self._recent
+
+    @property
+    def anchors(self) -> AnchorKeeper:
+        """What is known of this log and of those of linked clusters, outside of them."""
+        return self._keeper
 
     @property
     def lease_deadline(self) -> float:
@@ -241,17 +232,43 @@ class ControlLog:
 
     # --- Life
 
-    async def start(self) -> None:
-        """Make the topic if need be, and read the log up to its end as it is now.
+    async def start(self, *, accept_loss: bool = False) -> None:
+        """Make the topic if there never was one, read the log up to its end, and compare it with its anchors.
 
-        Raises ConfigurationError (the topic exists and is not fit for it), ControlLogHalted, PeerFault.
+        May be called again after ControlLogLost, which says that the log is not the one that it was, or not all of it.
+        ``accept_loss``: then go on with what is there, as an operator decided.
+
+        Raises ConfigurationError (the topic is not fit for it, or nothing is lost that could be accepted),
+        ControlLogLost, ControlLogHalted, PeerFault.
         """
-        await self._ensure_topic()
-        end = await self._load()
+        known = await self._keeper.known()
+        try:
+            loaded = await control_start.loaded(self._topic, known)
+        except Halted as halted:
+            if halted.reason not in LOST:
+                self._halt(halted)
+            if not accept_loss:
+                if isinstance(halted, control_start.Lost):
+                    await self._keeper.insist(halted.anchor)
+                raise ControlLogLost(halted) from None
+            log.error("loss of the control log accepted", extra={"reason": halted.reason, "error": str(halted)})
+            try:
+                loaded = await control_start.accept(self._topic, known, self.name)
+            except Halted as unreadable:
+                fix = f"Delete {TOPIC}, and start the proxy with this option again"
+                raise ConfigurationError("--new-control-log", str(unreadable), fix) from None
+        else:
+            if accept_loss:
+                raise ConfigurationError(
+                    "--new-control-log", f"nothing is lost of {TOPIC}", "Start the proxy without this option"
+                )
+        self._replica, self._recent = loaded.replica, loaded.recent
+        self._enforced = self.state.applied_offset
+        self._view.applied(self.state, monotonic())
+        log.info("control log found", extra={"topic": TOPIC, "end_offset": loaded.end})
         self._tasks.start("tail", self._tail())
         self._tasks.start("writer", self._write())
-        while self.state.applied_offset < end - 1:
-            await self._change()
+        self._tasks.keep("anchors", self._keeper.keep)
 
     async def close(self, *, release: bool = True) -> None:
         """Stop. With ``release`` the lease is given back first: the caller has no write without an answer any more."""
@@ -266,15 +283,42 @@ class ControlLog:
         self._fail_pending(lambda: ConnectionLost("the control log is closed"))
 
     def _halt(self, halted: Halted) -> NoReturn:
-        """Stop following the log, for good."""
+        """Stop following the log, for good.
+
+        Where it is the log that is lost, the process goes on: reads need no log, and it remembers what was in it.
+        """
         if self.halted is None:
             self.halted = ControlLogHalted(halted)
             log.error("control log halted", extra={"reason": halted.reason, "error": str(halted)})
             self._fail_pending(lambda: ControlLogHalted(halted))
             self._wake()
-            if self._on_failure is not None:
+            if halted.reason in LOST:
+                self._keeper.wake()
+            elif self._on_failure is not None:
                 self._on_failure(self.halted)
         raise ControlLogHalted(halted)
+
+    @property
+    def lost(self) -> bool:
+        """Whether this proxy halted because the log is lost."""
+        return self.halted is not None and self.halted.reason in LOST
+
+    def lose(self, halted: Halted) -> None:
+        """Something outside of the log says that it is not the one that it was."""
+        try:
+            self._halt(halted)
+        except ControlLogHalted:
+            pass
+
+    def whole_again(self) -> None:
+        """The log that was lost has what this proxy knew, or an operator accepted it: to be read by a new process."""
+        log.warning("control log whole again", extra={"topic": TOPIC})
+        if self._on_failure is not None:
+            self._on_failure(PeerFault(f"{TOPIC} may be read again: this proxy starts anew"))
+
+    def export(self) -> Export | None:
+        """What this proxy remembers of the log, to write it again; None: it has no record yet."""
+        return exports.export(self._replica, self._recent, str(self.topic_id)) if self._replica is not None else None
 
     def _fail_pending(self, error: Callable[[], PeerFault]) -> None:
         for pending in self._pending.values():
@@ -288,227 +332,81 @@ class ControlLog:
         except ControlLogHalted:
             pass
 
-    # --- The topic
-
-    async def _ensure_topic(self) -> None:
-        deadline = monotonic() + CREATE_TIMEOUT_S
-        backoff = Backoff()
-        while TOPIC not in await self._client.refresh([TOPIC]):
-            error = await self._create_topic()
-            if error is not None and error.code not in (TOPIC_ALREADY_EXISTS, REQUEST_TIMED_OUT):
-                # Fewer brokers answer than metadata said a moment ago: they are starting, or stopping.
-                if not (error.retriable or error.code == INVALID_REPLICATION_FACTOR) or monotonic() > deadline:
-                    raise error
-            elif monotonic() > deadline:
-                raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"{TOPIC} was created and does not appear")
-            await asyncio.sleep(backoff.next_s())
-        info = await self._client.topic(TOPIC)
-        self._topic_id = info.topic_id
-        await self._check_topic(len(info.partitions))
-
-    async def _create_topic(self) -> KafkaError | None:
-        factor = min(REPLICATION_FACTOR, len(self._client.brokers))
-        if factor < REPLICATION_FACTOR:
-            log.warning("control topic has few replicas", extra={"topic": TOPIC, "replication_factor": factor})
-        configs = _settings(factor) | {"message.timestamp.type": "LogAppendTime"}
-        try:
-            created = await self._client.create_topics([NewTopic(TOPIC, 1, factor, configs)])
-        except KafkaError as error:
-            return error
-        except PeerFault:
-            return KafkaError(REQUEST_TIMED_OUT)  # it may exist now: look
-        result = created[TOPIC]
-        if result.error is None:
-            log.info("control topic created", extra={"topic": TOPIC, "replication_factor": factor})
-        return result.error
-
-    async def _check_topic(self, partitions: int) -> None:
-        """Refuse a topic of this name on which the log would not be safe, whoever made it."""
-        if partitions != 1:
-            raise ConfigurationError(
-                f"topic {TOPIC}",
-                f"it has {partitions} partitions, and commands would have no order",
-                "Delete the topic if no proxy of this cluster uses it",
-            )
-        info = await self._client.leader(TOPIC, 0)
-        wanted = _settings(len(info.replicas))
-
-        async def described() -> ResourceConfigs:
-            found = (await self._client.describe_configs(ResourceType.TOPIC, [TOPIC], list(wanted)))[TOPIC]
-            if found.error is not None:
-                raise found.error
-            return found
-
-        # Any broker may be asked, and one of several has not heard of a topic that was made a moment ago.
-        answer = await self._client.retrying(described)
-        for name, value in wanted.items():
-            actual = answer.entries[name].value or ""
-            fits = int(actual) >= int(value) if name in _AT_LEAST else actual == value
-            if not fits:
-                raise ConfigurationError(
-                    f"{name} of topic {TOPIC}",
-                    f"it is {actual}, and the log would not be safe",
-                    f"Set it to {value}: kafka-configs --alter --topic {TOPIC} --add-config {name}={value}",
-                )
-
     # --- Reading
-
-    async def _load(self) -> int:
-        """The replica from the newest snapshot, or the log's beginning; returns the log's end.
-
-        Looks back from the end, twice as far each time: snapshots stand at most a little over an interval apart.
-        """
-        cluster_id = self._client.cluster_id
-        if cluster_id is None:
-            raise ConfigurationError("cluster", "its brokers tell no cluster id", "Kafka 2.8 and later do")
-        start = (await self._client.list_offsets({PARTITION: EARLIEST}))[PARTITION]
-        end = (await self._client.list_offsets({PARTITION: LATEST}))[PARTITION]
-        for listed in (start, end):
-            if listed.error is not None:
-                raise listed.error
-        below, window = end.offset, 2 * SNAPSHOT_INTERVAL
-        while below > start.offset:
-            above, below = below, max(start.offset, end.offset - window)
-            snapshot = None
-            async for offset, value in self._read(below, above):
-                snapshot = replicas.newest_snapshot([(offset, value)]) or snapshot
-            if snapshot is not None:
-                try:
-                    state = replicas.load(snapshot, cluster_id)
-                except Halted as halted:
-                    self._halt(halted)
-                return self._loaded(state, end.offset)
-            window *= 2
-        if start.offset > 0:
-            self._halt(Halted(replicas.RECORDS_MISSING, f"{TOPIC} begins at offset {start.offset}, without a snapshot"))
-        return self._loaded(ControlState(cluster_id), end.offset)
-
-    def _loaded(self, state: ControlState, end: int) -> int:
-        self._replica = Replica(state)
-        self._enforced = self.state.applied_offset
-        self._view.applied(self.state, monotonic())
-        log.info(
-            "control log found", extra={"topic": TOPIC, "from_offset": state.applied_offset + 1, "end_offset": end}
-        )
-        return end
-
-    async def _read(self, start: int, end: int) -> AsyncIterator[tuple[int, bytes | None]]:
-        """The records of ``[start, end)``."""
-        position = start
-        while position < end:
-            for offset, value in await self._fetch(position):
-                if offset >= end:
-                    return
-                yield offset, value
-                position = offset + 1
-
-    async def _fetch(self, offset: int) -> list[tuple[int, bytes | None]]:
-        """Records from ``offset`` on, as (offset, value); none if none came in time. Raises PeerFault."""
-        fetch = self._client.fetch(
-            TOPIC, 0, offset, bytes_max=FETCH_BYTES_MAX, wait_ms_max=FETCH_WAIT_MS, lane=TAIL_LANE, deadline_s=0
-        )
-        fetched = await self._bounded(fetch, TAIL_LANE, FETCH_TIMEOUT_S)
-        info = self._client.topics.get(TOPIC)
-        if info is not None and info.topic_id != self._topic_id:
-            self._halt(Halted(TOPIC_REPLACED, f"{TOPIC} was deleted and created again: the control state is lost"))
-        if fetched.error is not None:
-            if fetched.error.code == OFFSET_OUT_OF_RANGE:
-                self._halt(Halted(replicas.RECORDS_MISSING, f"{TOPIC} has no record at offset {offset} any more"))
-            raise fetched.error
-        records: list[tuple[int, bytes | None]] = []
-        data = memoryview(fetched.records)
-        try:
-            for start, end, header in walk(data):
-                batch = data[start:end]
-                verify_crc(batch)
-                if header.is_control or not header.record_count:
-                    # Transaction markers are none of ours; they take an offset, and every proxy passes over them.
-                    records.extend((number, None) for number in range(header.base_offset, header.next_offset))
-                else:
-                    records.extend((record.offset, record.value) for record in decode_records(batch))
-        except BatchError as error:
-            raise PeerFault(f"the broker of {TOPIC} sent a damaged batch: {error}") from error
-        return [(number, value) for number, value in records if number >= offset]
-
-    async def _bounded(self, request: Awaitable[T], lane: str, timeout_s: float) -> T:
-        """The answer of the log's leader on one of our lanes; a connection on which it does not come is given up."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await request
-        except TimeoutError:
-            info = self._client.topics.get(TOPIC)
-            leader = info.partitions[0].leader if info is not None and 0 in info.partitions else -1
-            await self._give_up(leader, lane)
-            raise RequestTimedOut(f"broker {leader}, which leads {TOPIC}, does not answer") from None
-
-    async def _give_up(self, leader: int, lane: str) -> None:
-        try:
-            async with asyncio.timeout(0):  # an open connection is there without waiting
-                (await self._client.to(leader, lane)).abort()
-        except (PeerFault, TimeoutError):
-            pass
-
-    async def _look_again(self, backoff: Backoff) -> None:
-        """Wait, then read who leads the log now."""
-        await asyncio.sleep(backoff.next_s())
-        try:
-            async with asyncio.timeout(REFRESH_TIMEOUT_S):
-                await self._client.refresh([TOPIC])
-        except (PeerFault, TimeoutError):
-            pass  # the next request says what is wrong
 
     async def _tail(self) -> None:
         assert self._replica is not None
-        trouble: str | None = None
         backoff = Backoff()
         while True:
             try:
-                records = await self._fetch(self._replica.next_offset)
+                records = await self._fetch_next()
             except ControlLogHalted:
                 return
             except PeerFault as error:
-                if trouble != str(error):
-                    trouble = str(error)
-                    log.warning("control log not readable", extra={"topic": TOPIC, "error": trouble})
-                await self._look_again(backoff)
+                if self.trouble != str(error):
+                    self.trouble = str(error)
+                    log.warning("control log not readable", extra={"topic": TOPIC, "error": self.trouble})
+                await self._topic.look_again(backoff)
                 continue
-            if trouble is not None:
+            if self.trouble:
                 log.info("control log readable again", extra={"topic": TOPIC})
-                trouble = None
+                self.trouble = ""
                 backoff.reset()
             try:
-                for offset, value in records:
-                    self._apply(offset, value)
+                for record in records:
+                    self._apply(record)
             except ControlLogHalted:
                 return
             if records:
                 self._after_records()
 
-    def _apply(self, offset: int, value: bytes | None) -> None:
+    async def _fetch_next(self) -> list[LogRecord]:
+        """What comes after what was applied, from a log that has that still. Raises PeerFault, ControlLogHalted."""
         assert self._replica is not None
+        last = self._recent.last
         try:
-            applied = self._replica.feed(offset, value)
+            return await self._topic.fetch(self._replica.next_offset, last.leader_epoch if last is not None else -1)
         except Halted as halted:
             self._halt(halted)
+
+    def _apply(self, record: LogRecord) -> None:
+        assert self._replica is not None
+        offset, beyond = record.offset, self.state.beyond
+        try:
+            applied = self._replica.feed(offset, record.value)
+        except Halted as halted:
+            self._halt(halted)
+        last = self._recent.last
+        self._recent.add(record)
+        if applied.command is not None and not isinstance(applied.command.body, RenewLease | Snapshot):
+            self._keeper.changed(offset)
+        elif last is not None and last.leader_epoch != record.leader_epoch:
+            self._keeper.wake()  # what others know of the log tells whether the new leader has all of it
         # Read anew for each record: what was applied later must not look as if it had been known before.
         self._view.applied(self.state, monotonic())
-        if isinstance(applied.outcome, Accepted) and applied.outcome.changes:
+        changes = applied.outcome.changes if isinstance(applied.outcome, Accepted) else ()
+        if changes or self.state.beyond is not beyond:
             try:
                 for changed in self._subscribers:
                     changed(self.state)
                 for watcher in self._watchers:
-                    watcher(self.state, applied.outcome.changes, offset)
+                    watcher(self.state, changes, offset)
             except Exception as error:
                 # What does not know the state cannot enforce it.
                 log.exception("control log subscriber failed", extra={"offset": offset})
                 self._halt(Halted(INTERNAL_ERROR, f"a subscriber failed at offset {offset}: {error!r}"))
+        if isinstance(applied.outcome, NotUnderstood):
+            detail = applied.outcome.message
+            log.warning("control log record not understood", extra={"offset": offset, "detail": detail})
         elif applied.command is None:
             log.warning("control log record rejected", extra={"offset": offset, "error": str(applied.outcome)})
         self._resolve(applied)
 
     def _resolve(self, applied: Applied) -> None:
         command, outcome = applied.command, applied.outcome
-        if command is None or (command.by != self.name and command.id not in self._pending):
+        if command is None or isinstance(outcome, NotUnderstood):
+            return
+        if command.by != self.name and command.id not in self._pending:
             return
         if isinstance(outcome, Duplicate):
             outcome = self._outcomes.get(command.id, outcome)
@@ -557,6 +455,15 @@ class ControlLog:
             return
         self._check_running()
 
+    async def applied(self, end: int) -> None:
+        """Return when all below ``end`` is applied. Raises ControlLogHalted, PeerFault where that takes too long."""
+        try:
+            async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
+                while self.state.applied_offset < end - 1:
+                    await self._change()
+        except TimeoutError:
+            raise RequestTimedOut(f"{TOPIC} ends at {end}, and is not read up to there in time") from None
+
     def _check_running(self) -> None:
         if self.halted is not None:
             raise ControlLogHalted(Halted(self.halted.reason, str(self.halted)))
@@ -598,7 +505,11 @@ class ControlLog:
         known = self._outcomes.get(command.id)
         if known is not None:
             return known
-        value = encode(command)
+        try:
+            check_writable(self.state, command.body)
+        except Refuse as refused:
+            return Rejected(refused.code, str(refused))
+        value = encode(command, self.state.level)
         if len(value) > RECORD_BYTES_MAX - 1024:
             raise ValueError(f"{command.body.KIND} takes {len(value)} bytes, a record may have {RECORD_BYTES_MAX}")
         if isinstance(command.body, ClaimBrokers | RenewLease):
@@ -628,10 +539,7 @@ class ControlLog:
             if not sending:
                 self._unwritten.clear()
                 continue
-            try:
-                error = await self._produce(sending)
-            except PeerFault as fault:
-                error = fault
+            error = await self._topic.produce([pending.value for pending in sending])
             if error is None:
                 for pending in sending:
                     pending.written = True
@@ -649,7 +557,7 @@ class ControlLog:
                 trouble = str(error)
                 log.warning("control log not writable", extra={"topic": TOPIC, "error": trouble})
             # It may have been appended nevertheless: what the tail finds meanwhile is not sent again.
-            await self._look_again(backoff)
+            await self._topic.look_again(backoff)
 
     def _next_batch(self) -> list[_Pending]:
         sending: list[_Pending] = []
@@ -662,12 +570,6 @@ class ControlLog:
                 break
             sending.append(pending)
         return sending
-
-    async def _produce(self, sending: Sequence[_Pending]) -> PeerFault | None:
-        records = [Record(offset, 0, None, pending.value) for offset, pending in enumerate(sending)]
-        batch = encode_batch(records, _PLAIN)
-        produce = self._client.produce_raw({PARTITION: batch}, timeout_s=PRODUCE_TIMEOUT_S, lane=APPEND_LANE)
-        return (await self._bounded(produce, APPEND_LANE, PRODUCE_TIMEOUT_S + 1))[PARTITION].error
 
     # --- The lease
 
@@ -703,7 +605,7 @@ class ControlLog:
             all_brokers=lease.all_brokers,
             link_address=lease.link_address,
             lease_ms=lease.lease_ms,
-            version=lease.version,
+            version=with_known_level(lease.version),
             enforced_offset=self._enforced,
         )
 
@@ -800,14 +702,15 @@ class ControlLog:
             self._now_enforces(self.state.applied_offset)
 
     def _needed(self) -> int:
-        """The offset of the newest reservation, or change of a namespace's plugins."""
+        """The offset of the newest reservation, change of a namespace's plugins, or record that is not understood."""
         offsets = (
             offset
             for namespace in self.state.namespaces.values()
             for offset in (namespace.reserved_at_offset, namespace.plugins_at_offset)
             if offset is not None
         )
-        return max(offsets, default=-1)
+        beyond = (each.offset for each in self.state.beyond)
+        return max((*offsets, *beyond), default=-1)
 
     async def _pass_fence(self, fence: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -837,8 +740,10 @@ class ControlLog:
                 snapshot = await asyncio.to_thread(replicas.take, due)
                 await self.append(snapshot)
                 log.info("control log snapshot", extra={"as_of": snapshot.as_of, "bytes": len(snapshot.state)})
+                if (before := snapshot.as_of - RECORDS_KEPT) > 0:
+                    await self._topic.trim(before)
         except (PeerFault, ValueError) as error:
-            log.warning("control log snapshot failed", extra={"error": str(error)})
+            log.warning("control log snapshot or trimming failed", extra={"error": str(error)})
         finally:
             self._snapshotting = False
 
@@ -847,18 +752,3 @@ def _fail(pending: _Pending, error: PeerFault) -> None:
     if not pending.outcome.done():
         pending.outcome.set_exception(error)
         pending.outcome.exception()  # whoever has given up on it misses nothing
-
-
-_AT_LEAST: Final = frozenset(("min.insync.replicas", "max.message.bytes"))
-
-
-def _settings(replicas_count: int) -> dict[str, str]:
-    """What the topic must be like: nothing is ever removed, and an acknowledged command survives a broker."""
-    return {
-        "cleanup.policy": "delete",
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "unclean.leader.election.enable": "false",
-        "min.insync.replicas": "2" if replicas_count >= REPLICATION_FACTOR else "1",
-        "max.message.bytes": str(RECORD_BYTES_MAX),
-    }

@@ -202,9 +202,11 @@ class Front:
 
 
 def _refused(bind: Endpoint, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        "client_listener.bind",
-        f"{bind} cannot be bound: {error.strerror or error}",
-        "Another process has the port, or the host is not this machine's: choose another one (a broker's with "
-        "broker_port_base or broker_ports).",
-    )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        fix = "It is tried again; raise the hard limit of file descriptors (LimitNOFILE= of systemd, ulimit -Hn)."
+    else:
+        fix = (
+            "Another process has the port, or the host is not this machine's: choose another one (a broker's with "
+            "broker_port_base or broker_ports)."
+        )
+    return ConfigurationError("client_listener.bind", f"{bind} cannot be bound: {error.strerror or error}", fix)

@@ -23,6 +23,7 @@ from isthmus.histogram import Histogram
 from isthmus_protocol.schema import ApiKey
 
 if TYPE_CHECKING:
+    from isthmus.data_directory import DataDirectory
     from isthmus.session.dispatch import Route
     from isthmus.session.gated_answers import GateCounts
     from isthmus.session.listener import Gateway
@@ -57,6 +58,7 @@ class MetricsSource:
     ack_gates: Callable[[], Sequence[AckGate]] = tuple
     throttled_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
     """By a broker's address and API."""
+    data: DataDirectory | None = None
     plugin_failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By plugin and what became of the request, how often a hook of a namespace failed."""
 
@@ -82,6 +84,8 @@ class ProxyCollector(Collector):
             yield _unconfirmed(source.ack_gates())
             yield _failures(source.plugin_failures)
         yield _throttled(source.throttled_s)
+        if source.data is not None:
+            yield from _data(source.data)
         if source.control_state is not None:
             yield from _control(source.control_state())
         if source.lease is not None:
@@ -223,9 +227,24 @@ def _throttled(throttled_s: Mapping[tuple[str, int], float]) -> Metric:
     return _counter("isthmus_cluster_throttled_seconds", text, ("broker", "api"), seconds)
 
 
+def _data(data: DataDirectory) -> Iterator[Metric]:
+    sizes = GaugeMetricFamily("isthmus_data_bytes", "Files in the data directory, by its directories", labels=["what"])
+    for name, size in sorted(data.sizes.items()):
+        sizes.add_metric([name], size)
+    yield sizes
+    if data.free is not None:
+        yield _gauge("isthmus_data_free_bytes", "What the disk of the data directory has left", data.free)
+
+
 def _control(state: ControlState) -> Iterator[Metric]:
     yield _gauge(
         "isthmus_control_log_offset", "Offset up to which this proxy has applied the control log", state.applied_offset
+    )
+    yield _gauge("isthmus_control_log_level", "Feature level of the control log", state.level)
+    yield _gauge(
+        "isthmus_control_log_not_understood",
+        "Records of newer proxies for which this one leaves something alone: upgrade it",
+        len(state.beyond),
     )
     namespaces = GaugeMetricFamily(
         "isthmus_namespaces",

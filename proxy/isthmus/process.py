@@ -23,22 +23,25 @@ from isthmus import logs, memory, metrics
 from isthmus.admin.models import BrokerAddress, LeaseStatus, ProcessDescription
 from isthmus.admin.server import AdminServer
 from isthmus.admin.services import AdminServices
+from isthmus.anchor_places import places_of
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig
 from isthmus.config_tls import client_listener_tls, link_dial_tls, link_listener_tls, session_tls
 from isthmus.context import Context
-from isthmus.control_log import TOPIC as CONTROL_TOPIC
-from isthmus.control_log import ControlLog, LeaseSpec
+from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, LeaseSpec
+from isthmus.control_topic import TOPIC as CONTROL_TOPIC
+from isthmus.data_directory import DataDirectory
 from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
 from isthmus.kafka.client import ClusterClient
 from isthmus.session.authentication import Authentication
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Gateway, Limits, raise_file_descriptor_limit
+from isthmus.session.listener import Gateway, Limits
 from isthmus.transactions import OpenTransactions
+from isthmus_control.anchors import ANCHORS_UNKNOWN
 from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
-from isthmus_plugins import hookspecs
+from isthmus_plugins import descriptors, hookspecs
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.confirmation import AckGate
@@ -50,18 +53,23 @@ log = logging.getLogger("isthmus.process")
 
 VERSION: Final = version("isthmus")
 CLAIM_RETRY_S: Final = 5.0
+LOST_RETRY_S: Final = 1.0
+"""How often a control log that is lost is looked at again: an operator may have restored it."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 RESERVATION_PLUGIN: Final = "reservation"
 
 
-def run(config: ProxyConfig) -> int:
-    """Run a proxy until SIGTERM or SIGINT. Returns the exit code; raises ConfigurationError."""
+def run(config: ProxyConfig, *, new_control_log: bool = False) -> int:
+    """Run a proxy until SIGTERM or SIGINT. Returns the exit code; raises ConfigurationError.
+
+    ``new_control_log``: an operator gives up what a lost control log held.
+    """
     logs.configure(config.proxy.log_style, config.proxy.log_level)
-    return uvloop.run(_main(config))
+    return uvloop.run(_main(config, new_control_log))
 
 
-async def _main(config: ProxyConfig) -> int:
-    process = Process(config)
+async def _main(config: ProxyConfig, new_control_log: bool) -> int:
+    process = Process(config, new_control_log=new_control_log)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     # Not by the loop's handlers: a loop gives them back when it closes, and one more signal would then end by itself a
@@ -91,8 +99,11 @@ async def _main(config: ProxyConfig) -> int:
 class Process:
     """All parts of one proxy."""
 
-    def __init__(self, config: ProxyConfig) -> None:
+    def __init__(self, config: ProxyConfig, *, new_control_log: bool = False) -> None:
         self.config = config
+        self._new_control_log = new_control_log
+        self._lost = ""
+        """Why the control log is lost, while an operator's decision is waited for."""
         self.must_stop = asyncio.Event()
         """A newer process took this one's name: it must stop."""
         self._plugins: list[tuple[str, object]] = []
@@ -108,6 +119,8 @@ class Process:
         self._front: Front | None = None
         self._gateway: Gateway | None = None
         self._supervision = Supervision()
+        data = config.data
+        self._data = None if data.directory is None else DataDirectory(data.directory, data.warn_bytes)
         self._source = metrics.MetricsSource(self._supervision, plugin_metrics=self._plugin_metrics)
         self._services = AdminServices(
             name=config.proxy.name or "",
@@ -116,6 +129,7 @@ class Process:
             registry=metrics.make_registry(self._source),
             supervision=self._supervision,
             version=VERSION,
+            data_directory=config.data.directory,
         )
         admin = config.admin_listener.bind
         self._admin = AdminServer(self._services, admin.host, admin.port)
@@ -127,10 +141,11 @@ class Process:
     async def start(self) -> None:
         """Start everything. Raises ConfigurationError."""
         config = self.config
-        descriptors, connections = raise_file_descriptor_limit()
+        descriptor_limit, connections = descriptors.raise_limit(), descriptors.clients_max()
         listener = config.client_listener
         if connections < listener.connections_max:
-            log.warning("file descriptors limit connections", extra={"limit": descriptors, "connections": connections})
+            extra = {"limit": descriptor_limit, "connections": connections}
+            log.warning("file descriptors limit connections", extra=extra)
         limits = Limits(min(listener.connections_max, connections), listener.in_flight_max, listener.frame_bytes_max)
         self._load_plugins()
         try:
@@ -155,15 +170,29 @@ class Process:
         assert client.cluster_id is not None
         addresses = Addresses(config.client_listener.advertised)
         gateway = self._gateway = Gateway(compile_routes((), addresses), limits, self._supervision, session_tls(config))
+        gateway.tasks.keep("descriptors", descriptors.watch)
+        if self._data is not None:
+            gateway.tasks.keep("data", self._data.watch)
         self._transactions = OpenTransactions(client)
         front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config), self._supervision)
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
         control_log = self._control_log = ControlLog(
-            client, name, supervision=self._supervision, fence=self._fence, on_failure=self._must_stop
+            client,
+            name,
+            supervision=self._supervision,
+            fence=self._fence,
+            on_failure=self._must_stop,
+            places=places_of(config.data.directory, client),
         )
         try:
-            await control_log.start()
+            await self._start_control_log(control_log)
+        except ControlLogHalted as error:
+            raise ConfigurationError(
+                f"topic {CONTROL_TOPIC}",
+                f"this proxy may not follow the control log: {error}",
+                "It serves nobody until that is mended.",
+            ) from error
         except PeerFault as error:
             raise ConfigurationError(
                 "cluster.bootstrap_servers",
@@ -216,10 +245,12 @@ class Process:
         front.on_change = self._brokers_changed
         await front.serve()
         self._services.control = control_log
+        self._services.export = control_log.export
         self._services.gateway = gateway
         self._services.links = self._hooks.hook.isthmus_link_operations()
         self._services.plugins = self._namespace_host
         self._source.gateway = gateway
+        self._source.data = self._data
         self._source.throttled_s = client.throttled_s
         self._source.ack_gates = lambda: [*self._ack_gates, *host.gates]
         self._source.plugin_failures = host.failures
@@ -234,9 +265,24 @@ class Process:
                 "bootstrap": str(front.bootstrap),
                 "link": context.link_address,
                 "admin": f"{self._admin.host}:{self._admin.port}",
-                "file_descriptors": descriptors,
+                "file_descriptors": descriptor_limit,
             },
         )
+
+    async def _start_control_log(self, control_log: ControlLog) -> None:
+        """Read the control log; where it is lost, wait until it is restored. Raises ConfigurationError, PeerFault."""
+        while True:
+            try:
+                await control_log.start(accept_loss=self._new_control_log)
+            except ControlLogLost as lost:
+                if self._lost != str(lost):
+                    self._lost = str(lost)
+                    level = logging.WARNING if lost.reason == ANCHORS_UNKNOWN else logging.ERROR
+                    log.log(level, "control log lost", extra={"reason": lost.reason, "error": self._lost})
+                await asyncio.sleep(LOST_RETRY_S)
+            else:
+                self._lost = ""
+                return
 
     def _set_routes(self, addresses: Addresses) -> None:
         assert self._gateway is not None
@@ -357,21 +403,25 @@ class Process:
         if self._stopping:
             return ["the proxy is stopping"]
         if not self._ready:
-            return ["the proxy is starting"]
+            return [self._lost or "the proxy is starting"]
         lease = self._lease()
         reasons = [] if lease.vouching else [lease.reason or "no lease"]
         if self._front is not None:
             reasons += [f"broker {number} is not served: {why}" for number, why in sorted(self._front.unserved.items())]
+        if (short := descriptors.shortage()) is not None:
+            reasons.append(short)
         return reasons + [each.describe(monotonic()) for each in self._supervision.failing]
 
     def _lease(self) -> metrics.LeaseView:
         control_log = self._control_log
-        if control_log is None:
-            return metrics.LeaseView(False, None, "the control log is not read yet")
+        if control_log is None or self._lost:
+            return metrics.LeaseView(False, None, self._lost or "the control log is not read yet")
         remaining = control_log.lease_deadline - monotonic()
         if remaining > 0:
             return metrics.LeaseView(True, remaining)
         reason = str(control_log.halted) if control_log.halted is not None else "the lease has run out"
+        if control_log.halted is None and control_log.trouble:
+            reason += f", and the control topic {CONTROL_TOPIC} cannot be read: {control_log.trouble}"
         return metrics.LeaseView(False, None, reason)
 
     def describe(self) -> ProcessDescription:
@@ -384,8 +434,13 @@ class Process:
             warnings.append(
                 "secrets of links are not sealed in the control log: set cluster.control_key_file on all proxies"
             )
+        if control_log is not None:
+            warnings += [each.message for each in control_log.state.beyond]
+            warnings += control_log.anchors.troubles.values()
         if self._context is not None and (throttled := self._context.cluster.throttled()) is not None:
             warnings.append(throttled)
+        if self._data is not None and (large := self._data.warning()) is not None:
+            warnings.append(large)
         return ProcessDescription(
             mode=self.config.mode,
             bootstrap=str(front.bootstrap) if front is not None and front.claims() else None,

@@ -53,6 +53,7 @@ ADVICE: Final = {
     "TARGET_LOST_RECORDS": "The target's brokers lost the end of a log (power, disks); it is copied again by itself.",
     "TARGET_WRITTEN_BY_OTHERS": "Somebody wrote to the follower past the proxy: close that way, then see truncations.",
     "UNEXPECTED_TRUNCATION": "The source lost records (unclean leader election): see `isthmus link truncations`.",
+    "SOURCE_LOST_RECORDS": "The source lost what was acked In-Sync: `isthmus topic truncate`, or a failover, decides.",
     "TRUNCATING": "The follower is made equal again by itself: see `isthmus link truncations`.",
     "SALVAGE_FAILED": "What would be cut cannot be saved: see the disk of the proxy, and the message.",
     "TARGET_REFUSES_RECORDS": "The target's broker objects: see max.message.bytes, quotas and ACLs.",

@@ -30,6 +30,7 @@ from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
 
+ONE_IN_CI = pytest.mark.one_in_ci("clients", of="clients that move")
 PREFIX = "moves-"
 
 
@@ -90,6 +91,7 @@ def _in_sync(link: Linked, topics: tuple[str, ...]) -> bool:
     return status["state"] == "In-Sync" and {each["topic"] for each in status["partitions"]} >= set(topics)
 
 
+@ONE_IN_CI
 @pytest.mark.parametrize("numbered_by_proxy", [True, False], ids=["numbered by proxies", "numbered without"])
 def test_there_and_back(numbered_by_proxy: bool) -> None:
     topic = PREFIX + "raw"
@@ -217,7 +219,7 @@ def _address(bootstrap: str) -> tuple[str, int]:
     return host, int(port)
 
 
-@pytest.mark.one_in_ci("clients", of="clients that move")
+@ONE_IN_CI
 @pytest.mark.parametrize("kind", ["java", "librdkafka", "aiokafka"])
 def test_a_client_goes_on_where_its_name_leads(kind: str) -> None:
     topic = PREFIX + kind
@@ -289,7 +291,7 @@ class LibrdkafkaSteps:
     def __exit__(self, *exc_info: object) -> None: ...
 
 
-@pytest.mark.one_in_ci("clients", of="transactions that move")
+@ONE_IN_CI
 @pytest.mark.parametrize("kind", ["java", "librdkafka"])
 def test_a_transactional_producer_has_to_initialise_again(kind: str) -> None:
     """What it committed before, and what is committed after it was told so, is there once, and nothing else."""

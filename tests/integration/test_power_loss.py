@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from support.groups import member, offsets
 from support.kafka import unique
-from support.links import Linked, linked, taking_transactions, until
-from support.power_loss import lose_end
+from support.links import Linked, until
+from support.power_loss import FIRST, in_sync, lose_end, one_by_one
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
@@ -24,7 +23,7 @@ pytestmark = [
 ]
 
 BROKER = 1
-FIRST, ACKED, LOST = 5, 20, 4
+ACKED, LOST = 20, 4
 
 
 @pytest.fixture(scope="module")
@@ -32,29 +31,6 @@ def target() -> Iterator[KafkaCluster]:
     """A cluster of this module's own: it loses power."""
     with KafkaCluster(name="power", brokers=1) as cluster:
         yield cluster
-
-
-@contextmanager
-def in_sync(source: KafkaCluster, target: KafkaCluster) -> Iterator[tuple[Linked, str, str]]:
-    """A synchronous link, and its topic at both ends, with some records."""
-    with linked(source, target) as link, taking_transactions(link.b):
-        link.attach()
-        here, there = link.names("power")
-        link.a.create_topic(here)
-        link.a.produce(here, [b"first"] * FIRST)
-        link.wait_end(there, FIRST)
-        link.wait_following()
-        until("accepted", lambda: link.a.proxy.cli("link", "set-mode", link.name, "synchronous"))
-        until("In-Sync", lambda: link.a.link(link.name)["state"] == link.b.link(link.name)["state"] == "In-Sync")
-        yield link, here, there
-
-
-def one_by_one(link: Linked, topic: str, count: int) -> None:
-    """Records that are acked, each a batch of its own."""
-    producer = link.a.producer(enable_idempotence=True, linger_ms=0)
-    for number in range(count):
-        producer.produce(topic, b"%d" % number)
-        assert producer.flush(30) == 0
 
 
 def described(link: Linked, topic: str) -> dict[str, Any]:

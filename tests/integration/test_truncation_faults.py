@@ -100,13 +100,14 @@ def test_a_spool_that_somebody_deletes_is_made_up_for_by_the_source(link: Linked
 @pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_nothing_is_cut_while_there_is_no_room_for_salvage(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
     proxy = whole(kafka_pair[1])
-    directory = proxy.directory / f"{proxy.name}-data"
+    directory = proxy.directory / f"{proxy.name}-data" / "salvage"
     with linked(*kafka_pair, b_proxies=[proxy]) as link:
         link.attach()
         source, target = link.local + "full", link.remote + "full"
         link.a.create_topic(source)
         link.a.produce(source, [b"x"] * 10)
         link.wait_end(target, 10)
+        directory.parent.mkdir(exist_ok=True)
         directory.write_text("in the way of the directory")
         link.b.produce(target, [b"rogue"] * 5, direct=True)
         held = until(

@@ -23,6 +23,7 @@ from isthmus_control import commands as c
 from isthmus_control import replica as replicas
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView, ReservationState
+from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import BrokerClaim, ResourceType, Role, TopicState, overlap
 from isthmus_control.outcome import Accepted, Duplicate, Outcome, Rejected, Rejection
 from isthmus_control.replica import Replica
@@ -35,6 +36,7 @@ CLOCK_SKEW = 0.03
 PREFIXES = ("", "a-", "a-b-", "c-", "_d")
 LINKS = {"l1": "B", "l2": "B", "l3": "C"}
 TOPIC = ResourceType.TOPIC
+VERSION = with_known_level("1")
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Proxy:
             delay = self.world.random.expovariate(2)
             if self.world.random.random() < 0.02:
                 delay += 30  # a request that lay in a socket for long
-            self.world.flights.append(Flight(c.encode(command), self.world.now + delay))
+            self.world.flights.append(Flight(c.encode(command, self.replica.state.level), self.world.now + delay))
 
     def retry(self) -> None:
         for command in self.waiting.values():
@@ -114,7 +116,9 @@ class Proxy:
         if self.view.own is None:
             if not any(isinstance(command.body, c.ClaimBrokers) for command in self.waiting.values()):
                 claims = (BrokerClaim(self.broker, "h", 9000 + self.broker),)
-                self.propose(c.ClaimBrokers(self.name, self.incarnation, claims, False, None, LEASE_MS, "1", enforced))
+                self.propose(
+                    c.ClaimBrokers(self.name, self.incarnation, claims, False, None, LEASE_MS, VERSION, enforced)
+                )
         else:
             self.propose(c.RenewLease(self.name, self.incarnation, enforced))
         for expire in self.view.expirable(self.now):
@@ -244,6 +248,7 @@ class World:
                     (c.PartitionEpoch(topic, topic_id, at[0].partition, pick.randint(0, 9), at[0].offset),)
                 ),
                 lambda: c.RegisterProducerIds(pick.choice("BCDE")),
+                lambda: c.RaiseLevel(KNOWN_LEVEL),
             ]
         )()
 

@@ -93,12 +93,17 @@ class Scene:
         self.three.controls["A"].subscribe(changed)
 
     async def fault(self) -> None:
-        what = self.random.choice(("cut", "cut", "stuck", "stuck", "kill", "kill A", "slow"))
+        what = self.random.choice(("cut", "cut", "stuck", "stuck", "kill", "kill A", "slow", "leader"))
         target = self.random.choice("BC")
         if what == "cut":
             self.three.cut_off(target)
         elif what == "stuck":
             self.three.targets[target].down ^= {1}
+        elif what == "leader":  # its broker died
+            partition = self.random.choice((*self.partitions, *self.state))
+            if partition.leader >= 0:
+                asyncio.get_running_loop().call_later(self.random.choice((0.5, 9.0)), partition.move, partition.leader)
+                partition.move(-1)
         elif what == "slow":
             self.three.targets[target].trouble = self.random.choice((0.0, 0.1))
         elif what == "kill":

@@ -108,7 +108,9 @@ class Scene:
                 await asyncio.sleep(0.005)
 
     async def fault(self) -> None:
-        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "trouble", "lease", "nothing"))
+        what = self.random.choice(
+            ("cut", "kill A", "kill B", "stuck", "trouble", "lease", "leader", "leader", "nothing")
+        )
         if what == "cut":
             self.replicas.cut()
         elif what == "kill A":
@@ -128,8 +130,19 @@ class Scene:
             context.lease_deadline = float("-inf")
             later = self.random.choice((0.3, 3.0, 12.0))
             asyncio.get_running_loop().call_later(later, setattr, context, "lease_deadline", float("inf"))
+        elif what == "leader":
+            self.lose_leader(self.random.choice((0.5, 3.0, 9.0)))
         elif what == "trouble":
             self.replicas.b.trouble = self.random.choice((0.0, 0.1))
+
+    def lose_leader(self, lasts_s: float) -> None:
+        """A partition, of the transaction log or of those that transactions are written to, has no leader for a
+        while: its broker died."""
+        partition = self.random.choice((*self.partitions, *self.partitions, *self.state))
+        if partition.leader >= 0:
+            before = partition.leader
+            partition.move(-1)
+            asyncio.get_running_loop().call_later(lasts_s, partition.move, before)
 
     async def begin(self) -> None:
         replicas = self.replicas
@@ -161,6 +174,10 @@ class Scene:
             if self.random.random() < 0.5:
                 replicas.b.down.clear()
         await asyncio.sleep(self.random.uniform(0, self.random.choice((0.05, 1.0, 10.0))))
+        if self.random.random() < 0.4:  # it dies in steps
+            for _ in range(self.random.choice((1, 1, 2, 3))):
+                self.lose_leader(60.0)
+                await asyncio.sleep(self.random.uniform(0, self.random.choice((0.3, 6.0))))
         await self.end()
 
     async def end(self) -> None:
@@ -269,6 +286,13 @@ class App:
         self.also: tuple[tuple[str, int], ...] = ()
         """Other partitions that its transactions list, and in which they have nothing."""
 
+    async def led(self, partition: Partition) -> None:
+        """Return when a partition has a leader."""
+        leader = partition.leader
+        while leader < 0:
+            await asyncio.sleep(0.05)
+            leader = partition.leader
+
     def record(self, state: TransactionState, partitions: set[int]) -> None:
         places = tuple((TOPIC, index) for index in sorted(partitions))
         places += self.also if partitions else ()
@@ -286,6 +310,7 @@ class App:
         done = Done(self.scene.numbers)
         self.scene.done.append(done)
         partitions = set(self.random.sample(range(PARTITIONS), self.random.randint(1, PARTITIONS)))
+        await self.led(self.state)
         self.record(TransactionState.ONGOING, partitions)
         acked = [await self.write(done, index) for index in partitions if self.random.random() >= self.scene.empty]
         await asyncio.sleep(self.random.choice((0.0, 0.005, 0.1)))
@@ -299,6 +324,8 @@ class App:
     async def write(self, done: Done, index: int) -> bool:
         """One record; whether it was acked."""
         partition = self.scene.partitions[index]
+        if partition.leader < 0:
+            return False
         epoch, sequence = self.sequences.get(index, (-1, 0))
         sequence = sequence if epoch == self.epoch else 0
         self.sequences[index] = self.epoch, sequence + 1
@@ -329,6 +356,7 @@ class App:
         return end.acks.hold(-1, PRODUCE_VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
 
     async def commit(self, done: Done, partitions: set[int]) -> None:
+        await self.led(self.state)
         done.guarded, done.kills = self.scene.in_sync(), self.scene.kills
         done.committed = True
         done.at = partition_of(self.transactional_id, STATE_PARTITIONS), self.state.end
@@ -358,6 +386,7 @@ class App:
         return end.decisions.end_txn.answered(END_TXN_VERSION, self.transactional_id, request, frame)
 
     async def end(self, partitions: set[int], committed: bool) -> None:
+        await self.led(self.state)
         self.epoch += self.raises_epoch
         prepare = TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT
         self.record(prepare, partitions)
@@ -369,9 +398,11 @@ class App:
         for index in sorted(partitions, key=lambda index: self.random.random()):
             await asyncio.sleep(self.random.choice((0.0, 0.002, 0.1)))
             marker = TransactionMarkers(TOPIC, index, self.producer_id, epoch, committed, 0)
+            await self.led(self.scene.partitions[index])
             for _ in range(1 if self.random.random() < 0.97 else 2):
                 assert self.scene.partitions[index].mark(marker) == 0
         await asyncio.sleep(self.random.choice((0.0, 0.002, 0.1)))
+        await self.led(self.state)
         self.record(TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT, set())
 
 
@@ -445,6 +476,57 @@ def test_what_was_decided_before_a_start_is_told_before_its_markers(
         await scene.replicas.connect()
         target = scene.replicas.b.found[REMOTE].partitions
         await scene.replicas.until("one marker is there", lambda: target[0].end == scene.partitions[0].end)
+        assert target[1].end < scene.partitions[1].end
+        await scene.end()
+
+    run_simulated(main(Scene(7)))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_was_decided_before_each_of_several_starts_is_told(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application was started again each time, and its transactions list other partitions."""
+
+    async def main(scene: Scene) -> None:
+        await scene.begin()
+        await scene.synchronous()
+        app = App(scene, number)
+        still = {0, 1}
+        opened = LeaderStream.opened
+
+        def opened_some(stream: LeaderStream, end: int) -> None:
+            opened(stream, end)
+            stream.doubting = stream.key.partition in still  # it reads nothing
+
+        monkeypatch.setattr(LeaderStream, "opened", opened_some)
+        for places in ({0, 1}, {0}, {0}):
+            done = Done(len(scene.done))
+            scene.done.append(done)
+            app.record(TransactionState.ONGOING, places)
+            for index in places:
+                scene.partitions[index].produce(
+                    batch(
+                        0,
+                        [b"%d" % done.number],
+                        producer_id=app.producer_id,
+                        producer_epoch=app.epoch,
+                        base_sequence=0 if app.raises_epoch else done.number,
+                        attributes=TRANSACTIONAL_BIT,
+                    )
+                )
+                done.written.add(index)
+            await scene.replicas.until("all is there", scene.replicas.equal) if done.number == 0 else None
+            await scene.replicas.stop("A")
+            done.committed = done.guarded = True
+            await app.end(places, True)
+            scene.replicas.start("A")
+            await scene.replicas.connect()
+            await asyncio.sleep(3)
+        still.remove(0)
+        await scene.replicas.stop("A")
+        scene.replicas.start("A")
+        await scene.replicas.connect()
+        target = scene.replicas.b.found[REMOTE].partitions
+        await scene.replicas.until("the markers are there", lambda: target[0].end == scene.partitions[0].end)
         assert target[1].end < scene.partitions[1].end
         await scene.end()
 

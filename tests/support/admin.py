@@ -24,9 +24,11 @@ from isthmus_control.model import BrokerClaim, ResourceType
 from isthmus_control.outcome import Outcome
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
+    Acknowledged,
     AclNotMapped,
     AclStatus,
     AlterLink,
+    AlterMapping,
     Attach,
     AttachResult,
     BothOffsets,
@@ -87,12 +89,12 @@ class MemoryLog:
             raise self.fault
         return self.apply(body)
 
-    def claim(self, name: str, broker_id: int) -> None:
+    def claim(self, name: str, broker_id: int, version: str = "1.2.3+level.1") -> None:
         """A proxy takes a lease."""
         incarnation = self._incarnations[name] = str(uuid.uuid4())
         brokers = (BrokerClaim(broker_id, "127.0.0.1", 19092 + broker_id),)
         offset = self.state.applied_offset
-        self.apply(ClaimBrokers(name, incarnation, brokers, False, "127.0.0.1:19192", 20_000, "1.2.3", offset))
+        self.apply(ClaimBrokers(name, incarnation, brokers, False, "127.0.0.1:19192", 20_000, version, offset))
 
     async def enforce(self, *names: str) -> None:
         """These proxies enforce all that is in the log."""
@@ -208,6 +210,10 @@ class MemoryLinks:
             transaction_verification=self.verification,
         )
 
+    async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
+        self.calls.append(("alter mapping", link_name, request.type, request.local, request.on_source_loss))
+        return self.status(link_name)
+
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
         self.status(link_name)
         self.calls.append(("detach", link_name, local_prefix, type_, local_only))
@@ -291,6 +297,18 @@ class MemoryLinks:
     async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
         self.calls.append(("give up", topic, dry_run))
         return _decision(topic, "give up", dry_run)
+
+    async def truncate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        self.calls.append(("truncate", topic, dry_run))
+        return _decision(topic, "truncate", dry_run)
+
+    async def acknowledge(self, link_name: str) -> Acknowledged:
+        lost = self.status(link_name).source_losses
+        self.calls.append(("acknowledge", link_name))
+        self.links[link_name] = self.links[link_name].model_copy(
+            update={"source_losses": [], "source_losses_left_off": 0}
+        )
+        return Acknowledged(link_name=link_name, acknowledged=len(lost))
 
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}

@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from isthmus_control import apply as rules
+from isthmus_control.anchors import Anchor
 from isthmus_control.commands import Body, Command
+from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import KNOWN_LEVEL
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
@@ -228,8 +231,8 @@ class FakeCluster(FakeAcls, FakeGroups):
         found = self.found.get(topic)
         if found is None or partition >= len(found.partitions):
             raise BrokerUnavailable(f"there is no {topic}-{partition}")
-        if found.partitions[partition].leader in self.down:
-            raise BrokerUnavailable(f"the leader of {topic}-{partition} is down")
+        if not self._is_led(topic, partition):
+            raise BrokerUnavailable(f"the leader of {topic}-{partition} is down, or there is none")
         return found.partitions[partition]
 
     def throttled(self) -> str | None:
@@ -270,13 +273,10 @@ class FakeCluster(FakeAcls, FakeGroups):
         return {place: self.partition(*place).end for place in partitions if self._is_led(*place)}
 
     def _is_led(self, topic: str, partition: int) -> bool:
-        """Whether a partition is there, and its leader answers."""
+        """Whether a partition is there, and has a leader that answers."""
         found = self.found.get(topic)
-        return (
-            found is not None
-            and partition < len(found.partitions)
-            and found.partitions[partition].leader not in self.down
-        )
+        leader = -1 if found is None or partition >= len(found.partitions) else found.partitions[partition].leader
+        return leader >= 0 and leader not in self.down
 
     async def high_watermark(self, topic: str, partition: int) -> int:
         await self._request()
@@ -630,16 +630,42 @@ class FakeFetchConnection:
 # ---- control ----
 
 
+class FakeAnchors:
+    """What proxies were told of control logs, and what they know."""
+
+    def __init__(self) -> None:
+        self.known: Anchor | None = None
+        self.heard: dict[str, Anchor] = {}
+        self.was_told: list[tuple[Anchor, str]] = []
+        self.was_claimed: list[tuple[Anchor, str]] = []
+
+    def own(self) -> Anchor | None:
+        return self.known
+
+    def heard_of(self, cluster_id: str) -> Anchor | None:
+        return self.heard.get(cluster_id)
+
+    def hear(self, anchor: Anchor) -> None:
+        self.heard[anchor.cluster_id] = anchor
+
+    def told(self, anchor: Anchor, by: str) -> None:
+        self.was_told.append((anchor, by))
+
+    def claimed(self, anchor: Anchor, by: str) -> None:
+        self.was_claimed.append((anchor, by))
+
+
 class FakeControl:
     """A control log of one cluster, with the real rules. Shared by the processes of the cluster."""
 
     def __init__(self, cluster_id: str, rng: random.Random) -> None:
-        self.state = ControlState(cluster_id)
+        self.state = ControlState(cluster_id, level=KNOWN_LEVEL)
         self.random = rng
         self.trouble = 0.0
         self.wall_ms = TIMESTAMP
         """What the proposers' clocks tell when the clock of the loop is at 0."""
         self.commands: list[Body] = []
+        self.anchors = FakeAnchors()
         self._subscribers: list[Callable[[ControlState], None]] = []
 
     def apply(self, body: Body) -> Outcome:
@@ -652,6 +678,13 @@ class FakeControl:
         for subscriber in self._subscribers:
             subscriber(self.state)
         return outcome
+
+    def newer(self, concerns: Concerns) -> None:
+        """A newer proxy has written a record about this that the processes here do not know."""
+        beyond = Beyond(self.state.applied_offset + 1, concerns, "a newer proxy wrote of it: upgrade this proxy")
+        self.state = self.state.evolve(applied_offset=beyond.offset, beyond=(beyond,))
+        for subscriber in self._subscribers:
+            subscriber(self.state)
 
     def _now_ms(self) -> int:
         try:

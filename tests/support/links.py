@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from isthmus_control.levels import KNOWN_LEVEL
 from support import raw_log
 from support.kafka import unique
 from support.relay import Relay
@@ -284,6 +285,11 @@ class Linked:
     def detach(self, local: str | None = None) -> None:
         self.a.proxy.cli("link", "detach", self.name, "--local", local or self.local)
 
+    def raise_levels(self) -> None:
+        """Have both control logs hold what is new."""
+        for side in (self.a, self.b):
+            until("raised", lambda side=side: side.proxy.cli("control", "upgrade")["after"] == KNOWN_LEVEL)
+
     def verify(self, check: bool = True) -> dict[str, Any]:
         report: dict[str, Any] = self.a.proxy.cli("verify", self.name, check=check)
         return report
@@ -359,16 +365,32 @@ def cleaning_often(*sides: Side) -> Iterator[None]:
             side.alter_brokers({"log.cleaner.backoff.ms": None})
 
 
-def whole(kafka: KafkaCluster, environment: Mapping[str, str] | None = None, **more: Any) -> ProxyProcess:
+def whole(
+    kafka: KafkaCluster,
+    environment: Mapping[str, str] | None = None,
+    *,
+    descriptors: int | None = None,
+    **more: Any,
+) -> ProxyProcess:
     """One proxy for all brokers of a cluster, started by whoever enters it."""
-    return ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=_extra(more), environment=environment)
+    return ProxyProcess(
+        kafka.bootstrap_servers,
+        name=unique("proxy"),
+        extra=_extra(more),
+        environment=environment,
+        descriptors=descriptors,
+    )
 
 
-def sidecars(kafka: KafkaCluster, **more: Any) -> list[ProxyProcess]:
+def sidecars(kafka: KafkaCluster, environment: Mapping[str, str] | None = None, **more: Any) -> list[ProxyProcess]:
     """One proxy for each broker."""
     return [
         ProxyProcess(
-            kafka.bootstrap_servers, name=unique(f"proxy-{broker_id}-"), broker_id=broker_id, extra=_extra(more)
+            kafka.bootstrap_servers,
+            name=unique(f"proxy-{broker_id}-"),
+            broker_id=broker_id,
+            extra=_extra(more),
+            environment=environment,
         )
         for broker_id in kafka.broker_ids
     ]
@@ -421,11 +443,15 @@ def linked(
 
 @contextmanager
 def relayed(
-    a: KafkaCluster, b: KafkaCluster, *, a_proxies: Sequence[ProxyProcess] | None = None
+    a: KafkaCluster,
+    b: KafkaCluster,
+    *,
+    a_proxies: Sequence[ProxyProcess] | None = None,
+    b_environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Linked, Relay]]:
     """A link that A dials through a relay, which can be cut, stalled and slowed down."""
     with Relay() as relay:
-        proxy = whole(b, link_listener={"advertised": relay.address})
+        proxy = whole(b, b_environment, link_listener={"advertised": relay.address})
         host, _, port = proxy.link_address.partition(":")
         relay.target = (host, int(port))
         with linked(a, b, a_proxies=a_proxies, b_proxies=[proxy], remote=relay.address) as pair:

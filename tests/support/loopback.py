@@ -10,9 +10,10 @@ import asyncio
 import itertools
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
+from isthmus_plugins.accepting import Acceptor
 from support.fake_cluster import SimulatedLoop
 
 T = TypeVar("T")
@@ -82,14 +83,30 @@ class _Transport(asyncio.Transport):
         pass
 
 
-class _Server:
-    def __init__(self, listening: dict[int, Callable[[], asyncio.Protocol]], port: int) -> None:
-        self._listening = listening
-        self._port = port
-        self.sockets = [_Socket(port)]
+class _TurnedAway(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
-    def close(self) -> None:
-        self._listening.pop(self._port, None)
+
+class LoopbackAcceptor(Acceptor[Any]):
+    """Accepts in memory what is dialled on the same loop."""
+
+    async def bind(self) -> None:
+        assert self._tls is None, "in memory there is no TLS"
+        self.port = self.port or next(_loop().ports)
+        if self.port in _loop().listening:
+            raise OSError(f"port {self.port} is in use")
+
+    def listen(self, backlog: int) -> None:
+        _loop().listening[self.port] = self
+
+    async def close(self) -> None:
+        _loop().listening.pop(self.port, None)
+
+    def arrived(self) -> asyncio.Protocol:
+        """What takes a connection that was dialled."""
+        protocol: asyncio.Protocol = self._protocol() if self._admits(0, f"{HOST}:0") else _TurnedAway()
+        return protocol
 
 
 class LoopbackLoop(SimulatedLoop):
@@ -97,16 +114,8 @@ class LoopbackLoop(SimulatedLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._listening: dict[int, Callable[[], asyncio.Protocol]] = {}
-        self._ports = itertools.count(40_000)
-
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
-        assert not options.get("ssl"), "in memory there is no TLS"
-        port = port or next(self._ports)
-        if port in self._listening:
-            raise OSError(f"port {port} is in use")
-        self._listening[port] = protocol_factory
-        return _Server(self._listening, port)
+        self.listening: dict[int, LoopbackAcceptor] = {}
+        self.ports = itertools.count(40_000)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         if host not in (HOST, "localhost"):
@@ -117,14 +126,20 @@ class LoopbackLoop(SimulatedLoop):
         assert not options.get("ssl"), "in memory there is no TLS"
         await asyncio.sleep(WAY_S)
         await self.getaddrinfo(host, port)
-        accept = self._listening.get(port)
-        if accept is None:
+        listener = self.listening.get(port)
+        if listener is None:
             raise ConnectionRefusedError(f"nobody listens on {host}:{port}")
-        dialler, acceptor = (_Transport(self, made(), port) for made in (protocol_factory, accept))
+        dialler, acceptor = (_Transport(self, made(), port) for made in (protocol_factory, listener.arrived))
         dialler.peer, acceptor.peer = acceptor, dialler
         for end in (acceptor, dialler):  # the dialler speaks at once
             end._protocol.connection_made(end)
         return dialler, dialler._protocol
+
+
+def _loop() -> LoopbackLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, LoopbackLoop)
+    return loop
 
 
 def run_on_loopback(work: Coroutine[Any, Any, T]) -> T:

@@ -44,12 +44,18 @@ def group_gone(group: str, type_: int = 2) -> KeyValue:
 
 
 def offsets_batch(
-    base_offset: int, records: Iterable[KeyValue], producer_id: int = -1, producer_epoch: int = 0, at_ms: int = 1
+    base_offset: int,
+    records: Iterable[KeyValue],
+    producer_id: int = -1,
+    producer_epoch: int = 0,
+    at_ms: int = 1,
+    leader_epoch: int = 0,
 ) -> bytes:
     """A batch of the offsets log; with a ``producer_id`` part of that producer's transaction."""
     made = [Record(base_offset + index, at_ms, key, value) for index, (key, value) in enumerate(records)]
     attributes = TRANSACTIONAL_BIT if producer_id >= 0 else 0
-    return encode_batch(made, _header(base_offset, attributes, producer_id, producer_epoch, at_ms))
+    header = _header(base_offset, attributes, producer_id, producer_epoch, at_ms)
+    return encode_batch(made, header._replace(leader_epoch=leader_epoch))
 
 
 def marker_batch(base_offset: int, producer_id: int, marker: Marker, producer_epoch: int = 0) -> bytes:

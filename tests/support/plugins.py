@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from isthmus_control.commands import ClaimBrokers
+from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim
 from isthmus_plugins import links
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.replication.plugin import ReplicationPlugin
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, LoopClock, simulated_now
-from support.loopback import run_on_loopback
+from support.loopback import LoopbackAcceptor, run_on_loopback
 
 
 class Proxy:
@@ -28,7 +29,7 @@ class Proxy:
         brokers: frozenset[int] | None = None,
     ) -> None:
         self.context = FakeContext(cluster, control, name, brokers)
-        self.context.link_listener = LinkListenerSpec("127.0.0.1", 0, None, token)
+        self.context.link_listener = LinkListenerSpec("127.0.0.1", 0, None, token, LoopbackAcceptor)
         self.plugin = ReplicationPlugin()
 
     async def start(self) -> None:
@@ -43,7 +44,7 @@ class Proxy:
             brokers is None,
             self.context.link_address,
             10_000,
-            "0",
+            with_known_level("0"),
             -1,
         )
         self.context.control.apply(claim)

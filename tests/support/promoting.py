@@ -10,6 +10,7 @@ from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.process import LinkListenerSpec
+from support.loopback import LoopbackAcceptor
 from support.plugins import Proxy, Two, on_two
 
 KEY: Final = NamespaceKey(ResourceType.TOPIC, "r-")
@@ -61,5 +62,5 @@ async def replaced(two: Two, killing: Killing) -> None:
     control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
     two.b = Proxy(two.clusters["B"], control, "b2")
     assert old.context.port is not None
-    two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None)
+    two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None, LoopbackAcceptor)
     await two.b.start()

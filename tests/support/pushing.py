@@ -95,6 +95,7 @@ class Stream:
     leader_epoch: int = 0
     acked: int = 0
     stable: int = 0
+    source_end: int = 0
     close: bool = True
     stream_id: int = 1
     undecided: bool = False

@@ -25,6 +25,7 @@ from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_plugins.replication.link.call_codec import A, Answering, Question
 from isthmus_plugins.replication.link.connection import Credential, LinkConnection, Receiver
+from isthmus_plugins.replication.link.features import FEATURES
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import PeerState, Watched
 from isthmus_protocol.producer_ids import is_links_own
@@ -161,6 +162,9 @@ class Peers(Part):
         connections = self.connections(link_name)
         return PeerState(connections={str(each.peer.get("proxy")): each for each in connections})
 
+    def behind(self, link_name: str) -> str | None:
+        return None
+
     def take(self, connection: LinkConnection, link_name: str) -> None:
         """Use a connection whose handshake is over."""
         connection.link_name = link_name
@@ -216,14 +220,14 @@ def connected(rng: random.Random, one: End, other: End, link_name: str = LINK) -
         supervision=one.context.supervision,
         hello={"purpose": "link", "link_id": LINK_ID},
         secret=SECRET,
-        identity={"cluster_id": one.context.cluster_id, "proxy": "a", "brokers": "all"},
+        identity={"cluster_id": one.context.cluster_id, "proxy": "a", "brokers": "all", "features": list(FEATURES)},
         on_ready=lambda connection: one.peers.take(connection, link_name),
     )
     acceptor = LinkConnection(
         clock=other.context.clock,
         supervision=other.context.supervision,
         accept=lambda hello, connection: Credential(SECRET),
-        identity={"cluster_id": other.context.cluster_id, "proxy": "b", "brokers": "all"},
+        identity={"cluster_id": other.context.cluster_id, "proxy": "b", "brokers": "all", "features": list(FEATURES)},
         on_ready=lambda connection: other.peers.take(connection, link_name),
     )
     return Wire(rng, dialler, acceptor)

@@ -11,8 +11,9 @@ from typing import Any, Final, cast
 from isthmus_control import commands as c
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.apply import apply
+from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import ResourceType, Role
+from isthmus_control.model import NamespaceKey, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_plugins.api import Client, Hold, Request, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -49,6 +50,14 @@ class Process:
         command = c.Command(str(uuid.uuid4()), 1, "test", self.state.applied_offset, body)
         self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
         assert isinstance(outcome, Accepted), outcome
+        for changed in self._changed:
+            changed(self.state)
+
+    def newer(self, *concerned: NamespaceKey) -> None:
+        """A newer proxy has written a record about these namespaces that this version does not know."""
+        offset = self.state.applied_offset + 1
+        beyond = Beyond(offset, Concerns(concerned), "a newer proxy wrote of it: upgrade this proxy")
+        self.state = self.state.evolve(applied_offset=offset, beyond=(beyond,))
         for changed in self._changed:
             changed(self.state)
 

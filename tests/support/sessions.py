@@ -16,6 +16,7 @@ import uvloop
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
 from isthmus.session.session import Session, SessionState
+from isthmus_bench.kafka.security import Authority
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
@@ -184,6 +185,15 @@ async def fronted(
     finally:
         await front.stop()
         await broker.stop()
+
+
+def tls_contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What the proxy, and what its clients, need for TLS."""
+    authority = Authority(directory)
+    authority.create()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(authority.issue("proxy"))
+    return server, ssl.create_default_context(cafile=str(authority.ca_file))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
 from support.clocks import apart, brokers_apart
 from support.kafka import unique
-from support.links import VERIFICATION, Linked, Read, relayed, until, whole
+from support.links import VERIFICATION, Linked, Read, relayed, sidecars, until, whole
 from support.relay import Relay
 
 PARTITIONS: Final = 2
@@ -55,13 +55,24 @@ class Scene:
 
 
 @contextmanager
-def scene(a_brokers: int, b_brokers: int, a_clock_s: int = 0) -> Iterator[Scene]:
-    """Clusters of one's own: their brokers are killed. ``a_clock_s``: how far A's clocks are ahead of B's."""
+def scene(
+    a_brokers: int,
+    b_brokers: int,
+    a_clock_s: int = 0,
+    a_sidecars: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Scene]:
+    """Clusters of one's own: their brokers are killed. ``a_clock_s``: how far A's clocks are ahead of B's.
+
+    ``a_sidecars``: A has a proxy for each broker. ``environment``: of all proxies.
+    """
     with ExitStack() as stack:
         clock = brokers_apart(a_clock_s, Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-storm-"))))
         a = stack.enter_context(KafkaCluster(name="storm-a", brokers=a_brokers, jvm_flags=clock))
         b = stack.enter_context(KafkaCluster(name="storm-b", brokers=b_brokers, settings={VERIFICATION: "false"}))
-        pair, relay = stack.enter_context(relayed(a, b, a_proxies=[whole(a, apart(a_clock_s))]))
+        around = {**apart(a_clock_s), **(environment or {})}
+        a_proxies = sidecars(a, around) if a_sidecars else [whole(a, around)]
+        pair, relay = stack.enter_context(relayed(a, b, a_proxies=a_proxies, b_environment=environment))
         pair.attach()
         yield Scene(pair, relay)
 

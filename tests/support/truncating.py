@@ -21,6 +21,7 @@ from isthmus_control.commands import (
     SetFollowerTopic,
     TakeOverTruncation,
 )
+from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim, Reason, TopicState
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionCut, PartitionView, SalvageFile, Truncation, TruncationPhase
@@ -83,7 +84,7 @@ class FollowedTopic:
     def claim(self, name: str, incarnation: str, broker: int) -> None:
         """A process has a lease from now on."""
         claims = (BrokerClaim(broker, "127.0.0.1", 9),)
-        self.apply(ClaimBrokers(name, incarnation, claims, False, None, 10_000, "0", -1))
+        self.apply(ClaimBrokers(name, incarnation, claims, False, None, 10_000, with_known_level("0"), -1))
 
     def begin(self, owner: str, proxy: str = "p") -> Truncation:
         """Its truncation begins."""

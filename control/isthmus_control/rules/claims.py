@@ -60,7 +60,9 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             _check(terms, f"to groups {prefix!r}*")
         recorded = state.group_claim(body.link, body.link_id, each.partition)
         if supersedes(each.until_ms, None if recorded is None else recorded.until_ms, command.at_ms):
-            groups[body.link, each.partition] = GroupClaim(body.link_id, each.until_ms, each.partitions, each.terms)
+            groups[body.link, each.partition] = GroupClaim(
+                body.link_id, each.until_ms, each.partitions, each.terms, each.epoch, each.upto
+            )
     if after == state.claims and groups == state.group_claims:
         return state, ()
     return state.evolve(claims=after, group_claims=groups), (ClaimsRecorded(body.link, entries),)

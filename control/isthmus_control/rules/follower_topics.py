@@ -11,6 +11,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import FollowerTopic, Reason, ResourceType, TopicState
 from isthmus_control.outcome import FollowerTopicChanged, Refuse, Rejection, require
 from isthmus_control.rules.checks import Result, check_reason, check_uuid, drop, link_named, put
+from isthmus_control.rules.source_losses import abandoned
 
 TOPIC_TRANSITIONS: Mapping[TopicState | None, frozenset[TopicState]] = {
     None: frozenset((TopicState.CREATING, TopicState.FOLLOWING, TopicState.REFUSED)),
@@ -124,9 +125,10 @@ def _forget_follower_topic(state: ControlState, offset: int, command: c.Command,
     require(
         body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
     )
+    state, told = abandoned(state, body.topic)
     return (
         state.evolve(follower_topics=drop(state.follower_topics, body.topic)),
-        (FollowerTopicChanged(before, None),),
+        (FollowerTopicChanged(before, None), *told),
     )
 
 
@@ -157,9 +159,10 @@ def _recreate_follower_topic(
     )
     if replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()
+    state, told = abandoned(state, body.topic)
     return (
         state.evolve(follower_topics=put(state.follower_topics, body.topic, after)),
-        (FollowerTopicChanged(before, after),),
+        (FollowerTopicChanged(before, after), *told),
     )
 
 

@@ -21,6 +21,7 @@ from isthmus_control.model import (
     Namespace,
     NamespaceKey,
     NamespaceMapping,
+    OnSourceLoss,
     ResourceType,
     Role,
     overlap,
@@ -52,10 +53,12 @@ from isthmus_control.rules.checks import (
 from isthmus_control.rules.claims import without_claims, without_group_claims
 from isthmus_control.rules.namespaces import reserve
 from isthmus_control.rules.offsets_topics import offsets_topic_ended, topics_detached
+from isthmus_control.rules.source_losses import kept, released, without_losses
 from isthmus_control.rules.sync import check_synchronous, mode_changed, records_ended
 from isthmus_control.rules.truncations import cancelled
 
 LINKS_MAX = 1_000
+ONLY_THE_FOLLOWERS = "what becomes of what the source lost is set at the follower's side, of topics and groups"
 
 
 def _positive(value: str) -> str | None:
@@ -216,6 +219,8 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
     if mapping.role is Role.LEADER:
         state, ended = records_ended(state, link, mapping)
         return state, (*changes, *ended)
+    state, told = kept(state, link.name, mapping)
+    changes += told
     if mapping.type is ResourceType.TOPIC:
         state, stopped = cancelled(state, link.name, mapping, at_ms)
         state, ended = records_ended(state, link, mapping)
@@ -245,7 +250,7 @@ def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.D
     for mapping in link.offsets_topics:
         state, more = offsets_topic_ended(state, link, mapping, command.at_ms)
         changes += more
-    state = without_group_claims(state, link.name)
+    state = without_losses(without_group_claims(state, link.name), link.name)
     return state.evolve(links=drop(state.links, link.name)), (*changes, LinkChanged(link, None))
 
 
@@ -267,6 +272,11 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         body.role is Role.FOLLOWER or not body.disable_transaction_verification,
         Rejection.INVALID,
         "only the follower's side can agree to settings of its brokers",
+    )
+    require(
+        body.on_source_loss is None or (body.role is Role.FOLLOWER and body.type is not ResourceType.PRINCIPAL),
+        Rejection.INVALID,
+        ONLY_THE_FOLLOWERS,
     )
     key = NamespaceKey(body.type, body.local_prefix)
     namespace = state.namespaces.get(key)
@@ -302,20 +312,41 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
 
 
 def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, wanted: NamespaceMapping) -> Result:
-    """A repeated attach is accepted, and may give or take back the operator's consents."""
-    same = replace(wanted, attached_ms=attached.attached_ms, attached_at_offset=attached.attached_at_offset)
+    """A repeated attach is accepted, and may give or take back the operator's consents, or set what it names."""
+    same = replace(
+        wanted,
+        attached_ms=attached.attached_ms,
+        attached_at_offset=attached.attached_at_offset,
+        on_source_loss=wanted.on_source_loss or attached.on_source_loss,
+    )
     require(
         (same.remote_prefix, same.role) == (attached.remote_prefix, attached.role),
         Rejection.CONFLICT,
         f"the {attached.local} is attached to link {link.name!r} already, as {attached.role} "
         f"of {attached.remote_prefix!r}: detach it first",
     )
-    if same == attached:
+    return _altered(state, link, attached, same)
+
+
+def _alter_mapping(state: ControlState, offset: int, command: c.Command, body: c.AlterMapping) -> Result:
+    link = link_named(state, body.link)
+    before = _attached(link, body.type, body.local_prefix)
+    require(
+        before.role is Role.FOLLOWER and before.type is not ResourceType.PRINCIPAL,
+        Rejection.INVALID,
+        ONLY_THE_FOLLOWERS,
+    )
+    return _altered(state, link, before, replace(before, on_source_loss=body.on_source_loss))
+
+
+def _altered(state: ControlState, link: Link, before: NamespaceMapping, after: NamespaceMapping) -> Result:
+    if after == before:
         return state, ()
-    mappings = tuple(same if mapping is attached else mapping for mapping in link.mappings)
+    mappings = tuple(after if mapping is before else mapping for mapping in link.mappings)
+    state, told = released(state, link.name, after) if after.on_source_loss is OnSourceLoss.CUT else (state, [])
     return (
         state.evolve(links=put(state.links, link.name, replace(link, mappings=mappings))),
-        (NamespaceAttached(link.name, same),),
+        (NamespaceAttached(link.name, after), *told),
     )
 
 
@@ -357,14 +388,19 @@ def _check_pair(link: Link, new: NamespaceMapping, other_link: Link, other: Name
         )
 
 
-def _detach(state: ControlState, offset: int, command: c.Command, body: c.DetachNamespace) -> Result:
-    link = link_named(state, body.link)
-    mapping = link.mapping(body.type, body.local_prefix)
+def _attached(link: Link, kind: ResourceType, local_prefix: str) -> NamespaceMapping:
+    """The mapping of a local namespace. Raises Refuse."""
+    mapping = link.mapping(kind, local_prefix)
     if mapping is None:
         raise Refuse(
-            Rejection.NOT_FOUND,
-            f"the {NamespaceKey(body.type, body.local_prefix)} is not attached to link {link.name!r}",
+            Rejection.NOT_FOUND, f"the {NamespaceKey(kind, local_prefix)} is not attached to link {link.name!r}"
         )
+    return mapping
+
+
+def _detach(state: ControlState, offset: int, command: c.Command, body: c.DetachNamespace) -> Result:
+    link = link_named(state, body.link)
+    mapping = _attached(link, body.type, body.local_prefix)
     state, changes = _detached(state, link, mapping, command.at_ms)
     rest = tuple(other for other in link.mappings if other is not mapping)
     return state.evolve(links=put(state.links, link.name, replace(link, mappings=rest))), changes
@@ -399,6 +435,7 @@ LINK_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any
     c.MergeLink: _merge_link,
     c.DeleteLink: _delete_link,
     c.AttachNamespace: _attach,
+    c.AlterMapping: _alter_mapping,
     c.DetachNamespace: _detach,
     c.HoldBrokerConfig: _hold_broker_config,
     c.ReleaseBrokerConfig: _release_broker_config,

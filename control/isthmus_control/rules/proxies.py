@@ -8,6 +8,7 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import known_level, plain_version
 from isthmus_control.model import ProxyLease
 from isthmus_control.outcome import LeaseChanged, LeaseRenewed, Refuse, Rejection, require
 from isthmus_control.rules.checks import LINK_NAME, Result, check_uuid, drop, put
@@ -28,6 +29,13 @@ def _claim_brokers(state: ControlState, offset: int, command: c.Command, body: c
         f"a lease lasts {LEASE_MS_MIN} to {LEASE_MS_MAX} ms, not {body.lease_ms}",
     )
     require(body.enforced_offset < offset, Rejection.INVALID, "nobody enforces what was not written yet")
+    # It stops at the record that raised the level, which it had not read when it wrote this, and vouches for nothing.
+    require(
+        known_level(body.version) >= state.level,
+        Rejection.NOT_SUPPORTED,
+        f"proxy {body.name!r} (version {plain_version(body.version)}) knows feature level {known_level(body.version)} "
+        f"at most, and the control log has {state.level}: upgrade it",
+    )
     ids = [claim.broker_id for claim in body.brokers]
     require(len(set(ids)) == len(ids), Rejection.INVALID, "a broker is claimed twice")
     require(ids or body.all_brokers, Rejection.INVALID, "the claim names no broker")

@@ -19,6 +19,7 @@ from isthmus_control.outcome import (
     require,
 )
 from isthmus_control.rules.checks import Result
+from isthmus_control.rules.source_losses import truncated
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     CANCELLABLE,
@@ -47,6 +48,8 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
             Rejection.CONFLICT, f"topic {body.topic!r} with id {body.topic_id} does not follow over link {body.link!r}"
         )
     require(body.topic not in state.truncations, Rejection.ALREADY_EXISTS, f"topic {body.topic!r} is truncated already")
+    held = state.held(body.topic, body.topic_id)
+    require(held is None, Rejection.CONFLICT, "" if held is None else f"nothing is cut of it: {held.describe()}")
     require(body.partitions, Rejection.INVALID, f"topic {body.topic!r} has no partitions")
     require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
     if body.source is not None:
@@ -220,6 +223,8 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     past = (*state.past_truncations, after)[-PAST_TRUNCATIONS_MAX:]
     state = state.evolve(truncations=truncations, past_truncations=past)
     made = after.succession if before.phase is not _P.CANCELLING else None
+    state, told = truncated(state, after, made is not None)
+    changes += told
     if made is not None and after.epoch_shift is not None:
         chain = (*state.predecessors(after.topic, after.topic_id), made)[-SUCCESSIONS_MAX:]
         state = state.evolve(

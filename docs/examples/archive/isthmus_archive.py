@@ -5,13 +5,16 @@
 Records of the namespace's topics are copied into files, one for each partition, as the brokers have them. Producers are
 acked when their records are on that disk: a record that was acked is in the archive, whatever happens to the cluster.
 When the archive does not keep up for ``limit_s``, producers are answered REQUEST_TIMED_OUT, and try again. Its metric
-says how much it has of each partition.
+says how much it has of each partition. A topic that is deleted and made anew is another one, with files of its own,
+from when that is seen (a second later at most).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import uuid
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,13 +22,16 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 from pydantic import Field
 
-from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.namespace_plugins import Enabled, NamespacePlugin, Scope, Settings
+from isthmus_plugins.private_files import for_owner, make_directory, sync_directory
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.records import walk
+
+log = logging.getLogger("isthmus_plugins.archive")
 
 DISCOVERY_INTERVAL_S = 1.0
 WAIT_MS = 500
@@ -50,6 +56,8 @@ class Archive(Confirmer):
         self.limit_s = scope.settings.limit_s
         self._acks: Acks = NoAcks()
         self.ends: dict[TopicPartition, int] = {}
+        self._copies: dict[TopicPartition, tuple[bytes, asyncio.Task[None]]] = {}
+        """By partition: its topic's id, and what copies it. Not in the loop, which would forget it where it fails."""
         self._tasks = Tasks("archive", scope.context.supervision)
 
     # ---- what acks need ----
@@ -66,30 +74,41 @@ class Archive(Confirmer):
     # ---- how the archive gets it ----
 
     def start(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._tasks.keep("discover", partial(self._discover_for_ever, self._scope.context))
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     async def _discover_for_ever(self, context: PluginContext) -> None:
-        known: set[TopicPartition] = set()
         while True:
             try:
-                for topic in (await context.cluster.topics()).values():
-                    for partition in range(len(topic.partitions)):
-                        place = topic.name, partition
-                        if self.concerns(topic.name) and place not in known:
-                            known.add(place)
-                            copy = partial(self._copy_for_ever, context, topic.topic_id, place)
-                            self._tasks.keep(f"{topic.name}-{partition}", copy)
-            except (BrokerUnavailable, KafkaRefused):
-                pass  # it is looked again
+                self._follow(context, (await context.cluster.topics()).values())
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("topics not looked at", extra={"detail": str(error)})  # it is looked again
             await asyncio.sleep(DISCOVERY_INTERVAL_S)
 
+    def _follow(self, context: PluginContext, topics: Iterable[TopicInfo]) -> None:
+        """Copy the partitions that there are, each once, and no others: a topic that is made anew has another id."""
+        wanted = {
+            (topic.name, partition): topic.topic_id
+            for topic in topics
+            if self.concerns(topic.name)
+            for partition in range(len(topic.partitions))
+        }
+        for place, (topic_id, copying) in list(self._copies.items()):
+            if wanted.get(place) != topic_id:
+                copying.cancel()
+                del self._copies[place]
+                self.ends.pop(place, None)
+        for place, topic_id in wanted.items():
+            if place not in self._copies:
+                copy = partial(self._copy_for_ever, context, topic_id, place)
+                self._copies[place] = topic_id, self._tasks.keep(f"{place[0]}-{place[1]}", copy)
+
     async def _copy_for_ever(self, context: PluginContext, topic_id: bytes, place: TopicPartition) -> None:
-        path = self._directory / f"{place[0]}-{place[1]}.log"
-        end = _end_of(path)
+        """Where this fails it begins anew, with what the file has by then."""
+        path = self._directory / place[0] / f"{uuid.UUID(bytes=topic_id)}-{place[1]}.log"
+        end = await asyncio.to_thread(_opened, path)
         with path.open("ab") as file:
             while True:
                 try:
@@ -99,7 +118,10 @@ class Archive(Confirmer):
                     connection = await context.cluster.fetch_connection(leader, f"archive-{place[0]}-{place[1]}")
                     wanted = FetchPartition(topic_id, place[1], end, BYTES_MAX)
                     (found,) = await connection.fetch([wanted], WAIT_MS, BYTES_MAX)
-                except (BrokerUnavailable, KafkaRefused):
+                    if found.error_code:
+                        raise BrokerUnavailable(f"error {found.error_code} at offset {end}")
+                except (BrokerUnavailable, KafkaRefused) as error:
+                    log.warning("not archived", extra={"topic": place[0], "partition": place[1], "detail": str(error)})
                     await asyncio.sleep(DISCOVERY_INTERVAL_S)
                     continue
                 batches = [(start, stop, header.next_offset) for start, stop, header in walk(found.records)]
@@ -112,13 +134,16 @@ class Archive(Confirmer):
                 self._acks.confirmed(place)
 
 
-def _end_of(path: Path) -> int:
-    """Where an archived log ends. What a crash left half written at its end is cut off."""
-    if not path.exists():
-        return 0
-    data = path.read_bytes()
+def _opened(path: Path) -> int:
+    """Where an archived log ends; it is there when this returns, its owner's alone, also after a loss of power.
+
+    What a crash left half written at its end is cut off.
+    """
+    make_directory(path.parent)
+    with open(path, "ab", opener=for_owner):
+        sync_directory(path.parent)
     end, size = 0, 0
-    for _, stop, header in walk(memoryview(data)):
+    for _, stop, header in walk(memoryview(path.read_bytes())):
         end, size = header.next_offset, stop
     os.truncate(path, size)
     return end

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, Final
 
+from isthmus_plugins import descriptors
 from isthmus_plugins.api import TapNote
 from isthmus_plugins.capture.notes import VALUES, Kind, pack, pack_parts, told
 from isthmus_plugins.capture.sampling import is_chosen
@@ -40,6 +41,8 @@ PARTS_MAX: Final = 1000
 WAITING_MAX: Final = 20_000
 """Notes that are kept while the other process is started."""
 RESTART_S: Final = 1.0
+START_DESCRIPTORS: Final = 16
+"""More than starting a process takes."""
 STOP_S: Final = 10.0
 
 
@@ -100,6 +103,7 @@ class Recorder:
 
     async def _run_for_ever(self) -> None:
         while True:
+            descriptors.require(START_DESCRIPTORS)  # where they do not suffice, uvloop leaves some open each time
             command = (sys.executable, "-m", "isthmus_plugins.capture.writer", str(self._directory))
             process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
             self._process = process

@@ -41,6 +41,8 @@ UNNAMED_S: Final = 5.0
 """How long events wait for the name of a topic of which they have the id."""
 UNNAMED_AT_ONCE: Final = 1000
 """Of so many topic ids a report asks for the names: it is one line, which has a bound where it is read."""
+NAMES_MAX: Final = 50_000
+"""Names of topics by their ids that are kept."""
 UNNAMED_MAX: Final = 50_000
 """More of them are not kept: somebody makes them up."""
 OUTPUTS_MAX: Final = 10_000
@@ -201,6 +203,8 @@ class Writer:
             self._configure(json.loads(note.said))
         elif note.kind == Kind.TOPIC:
             topic_id, name = note.said[:16], note.said[16:].decode("utf-8", "replace")
+            if len(self._names) >= NAMES_MAX:  # of topics that there were: what is asked for again is told again
+                self._names.clear()
             self._names[topic_id] = name
             self._unnamed.pop(topic_id, None)
             self._look_again(monotonic())

@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from isthmus_control.acl_mapping import NotMapped, counterparts, held
 from isthmus_control.acls import AclBinding, AclResource, Pattern, Permission
 from isthmus_control.commands import RecordAcls
+from isthmus_control.control_state import ControlState
 from isthmus_control.directions import followed, pushed
 from isthmus_control.model import INTERNAL_PREFIX, Link, NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.outcome import Rejected
@@ -75,6 +76,9 @@ class AclEnds(Part):
 
     def wake(self) -> None:
         self.leader.wake()
+
+    def control_changed(self, state: ControlState) -> None:
+        self.follower.control_changed(state)
 
     def statuses(self, link: Link) -> list[links.AclStatus]:
         """What this proxy knows of a link's bindings, at each end that it has."""
@@ -295,6 +299,12 @@ class AclFollower:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reasons: dict[str, Reason | None] = {}
         """By link: what kept the last set from being taken."""
+
+    def control_changed(self, state: ControlState) -> None:
+        """Forget links that are gone."""
+        for name in self._reasons.keys() - state.links.keys():
+            del self._reasons[name]
+            self._locks.pop(name, None)
 
     def status(self, link: Link) -> AclStatus | None:
         """None where no leader end has called this proxy since it started, or nothing follows."""

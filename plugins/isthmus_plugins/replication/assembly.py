@@ -32,6 +32,7 @@ from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question, by_methods
 from isthmus_plugins.replication.link.connection import LinkConnection, Receiver
+from isthmus_plugins.replication.link.control_anchors import ControlAnchors
 from isthmus_plugins.replication.link.part import Part, check_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
@@ -39,6 +40,7 @@ from isthmus_plugins.replication.operations.service import LinkService
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.observing import LinkObserving
+from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.transactions.decisions import Decisions
@@ -58,6 +60,7 @@ class Parts:
     follower_end: FollowerEnd
     group_follower: GroupFollower
     peers: LinkPeers
+    control_anchors: ControlAnchors
     follower_topics: FollowerTopics
     digests: Verification
     link_verification: LinkVerification
@@ -79,6 +82,7 @@ class Parts:
     missed_deletions: MissedDeletions
     acls: AclEnds
     group_statuses: GroupStatuses
+    told_losses: ToldSourceLosses
     service: LinkService
     observing: LinkObserving
 
@@ -132,6 +136,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     group_statuses = GroupStatuses(context, group_leader, group_follower, sync.partitions.sync_of)
     truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
     truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
+    told_losses = ToldSourceLosses(context, peers)
     service = LinkService(
         context,
         peers,
@@ -147,6 +152,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         sync_leases,
         store,
         shared_settings,
+        told_losses,
     )
     parts = Parts(
         context=context,
@@ -155,6 +161,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         follower_end=follower_end,
         group_follower=group_follower,
         peers=peers,
+        control_anchors=ControlAnchors(context, peers),
         follower_topics=follower_topics,
         digests=digests,
         link_verification=link_verification,
@@ -176,6 +183,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
         acls=acls,
         group_statuses=group_statuses,
+        told_losses=told_losses,
         service=service,
         observing=LinkObserving(context.link_observers, service.statuses, context.clock, context.supervision),
     )

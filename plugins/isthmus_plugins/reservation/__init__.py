@@ -8,7 +8,8 @@ with a code that clients act on and a message that names the namespace and the r
 go on without that part.
 
 A proxy vouches for what it forwards only while its lease runs (ARCHITECTURE.md): without one it may have missed a
-reservation, and refuses every write until it has caught up, with a code that makes producers try again.
+reservation, and refuses every write until it has caught up, with a code that makes producers try again. The same goes
+for what a command concerns that a newer proxy wrote and this one does not know.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ CODES: Final = {
     ApiKey.WRITE_TXN_MARKERS: POLICY_VIOLATION,
 }
 """What a refused part of a request is answered with."""
+NOT_KNOWN: Final = {
+    ApiKey.PRODUCE: NOT_ENOUGH_REPLICAS,
+    ApiKey.ADD_PARTITIONS_TO_TXN: COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""And where it is not known whether it may be written: producers try again, and another proxy may take it."""
 _CONFIG_APIS: Final = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 RESOURCE_TYPE_GROUP: Final = 32
 """ConfigResource.Type of a group."""
@@ -194,7 +200,9 @@ class ReservationPlugin:
         reservation = self._lookup.topic_reservation(name)
         if reservation is None:
             return None
-        return Refusal(CODES[ApiKey(part.api_key)], message(name, reservation))
+        api = ApiKey(part.api_key)
+        code = NOT_KNOWN.get(api, CODES[api]) if reservation.beyond else CODES[api]
+        return Refusal(code, message(name, reservation))
 
     # ---- topics made by being asked for ----
 

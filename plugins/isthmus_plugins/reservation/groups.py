@@ -16,7 +16,8 @@ change its settings
 
 Whether there is a group is asked of its coordinator, and only for requests that would make one: a join of a new member,
 a commit from outside of the group. Everything else costs a look at the group's name, and in clusters that have no
-reserved namespace of groups not even that.
+reserved namespace of groups not even that. The proxies' own groups are nobody else's: whatever would change them is
+refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from functools import partial
 from typing import Any, Final
 
 from isthmus_control.lookup import Counterpart, Lookup, Reservation
-from isthmus_control.model import ResourceType
+from isthmus_control.model import INTERNAL_PREFIX, ResourceType
 from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -56,6 +57,8 @@ from isthmus_protocol.schema import ApiKey
 log = logging.getLogger("isthmus_plugins.reservation")
 
 CAUSE_REPLICATED: Final = "replicated_group"
+CAUSE_INTERNAL: Final = "internal_group"
+INTERNAL_MESSAGE: Final = f"{INTERNAL_PREFIX}* are the proxies' own groups"
 LOGGED_MAX: Final = 10_000
 """Groups whose refusal was logged: a consumer with automatic commits is refused every few seconds."""
 
@@ -71,6 +74,7 @@ MAKES_GROUP: Final = (
 """A broker makes the group that such a request names, or the transaction that it opens does."""
 DELETIONS: Final = (ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_SHARE_GROUP_OFFSETS)
 _GROUP: Final = ResourceType.CONSUMER_GROUP
+_PREFIX: Final = INTERNAL_PREFIX.encode()
 _FIRST_HEARTBEAT: Final = 0
 """Member epoch of a heartbeat that joins (KIP-848)."""
 
@@ -98,11 +102,16 @@ class GroupReservations:
 
     def on_commit(self, request: Request) -> Verdict:
         """Decide about OffsetCommit and TxnOffsetCommit."""
+        if _is_internal(request):
+            return _refused_internal(request)
         if request.now > self._context.lease_deadline:
             return self._without_lease(request)
         if not self._lookup.reserves(_GROUP):
             return None
         group = _group_of(request)
+        unknown_here = self._lookup.beyond(_GROUP, group)
+        if unknown_here is not None:
+            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, message(group, unknown_here), CAUSE)
         following = self._lookup.following(_GROUP, group)
         if following is None:
             reserved = self._lookup.reservation(_GROUP, group) is not None
@@ -147,6 +156,8 @@ class GroupReservations:
 
         Without a lease every namespace could be reserved: then no group is made, and those that exist go on.
         """
+        if _is_internal(request):
+            return _refused_internal(request)
         vouches = request.now <= self._context.lease_deadline
         if vouches and not self._lookup.reserves(_GROUP):
             return None
@@ -188,11 +199,14 @@ class GroupReservations:
         """Decide about the deletion of groups, or of some of their committed offsets."""
         if request.now > self._context.lease_deadline:
             return self._without_lease(request)
-        if not self._lookup.reserves(_GROUP):
+        internal = _PREFIX in request.frame
+        if not internal and not self._lookup.reserves(_GROUP):
             return None
         if request.api_key == ApiKey.DELETE_GROUPS:
             head, payload = decode_request(request.frame)
             return verdict_of(request, head, refuse(head, payload, partial(self._undeletable, request)), CAUSE)
+        if internal and _is_internal(request):
+            return _refused_internal(request)
         group = _group_of(request)
         following = self._lookup.following(_GROUP, group)
         if following is not None:
@@ -206,6 +220,8 @@ class GroupReservations:
 
     def _undeletable(self, request: Request, part: Part) -> Refusal | None:
         group = str(part.item)
+        if group.startswith(INTERNAL_PREFIX):
+            return Refusal(POLICY_VIOLATION, INTERNAL_MESSAGE)
         reservation = self._lookup.reservation(_GROUP, group)
         if reservation is None:
             return None
@@ -214,6 +230,8 @@ class GroupReservations:
 
     def unalterable(self, group: str) -> Refusal | None:
         """Why the group's configuration may not be changed, None if it may."""
+        if group.startswith(INTERNAL_PREFIX):
+            return Refusal(POLICY_VIOLATION, INTERNAL_MESSAGE)
         reservation = self._lookup.reservation(_GROUP, group)
         return None if reservation is None else Refusal(POLICY_VIOLATION, message(group, reservation))
 
@@ -237,6 +255,16 @@ class GroupReservations:
 
 def _group_of(request: Request) -> str:
     return str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
+
+
+def _is_internal(request: Request) -> bool:
+    """Whether the group that a request names is the proxies' own. A search of the bytes is enough for nearly all."""
+    return _PREFIX in request.frame and _group_of(request).startswith(INTERNAL_PREFIX)
+
+
+def _refused_internal(request: Request) -> Verdict:
+    code = POLICY_VIOLATION if request.api_key in DELETIONS else GROUP_AUTHORIZATION_FAILED
+    return _refused_whole(request, code, INTERNAL_MESSAGE, CAUSE_INTERNAL)
 
 
 def _from_outside(request: Request) -> bool:

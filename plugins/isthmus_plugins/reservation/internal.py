@@ -1,4 +1,4 @@
-"""The proxies' own topics: clients neither read them, nor see them in lists, nor move them.
+"""The proxies' own topics and groups: clients neither read nor move these topics, and see nothing of them in lists.
 
 The control log holds secrets of links (sealed, where a control key is set). So a Fetch of it ends the connection, and
 lists of all topics leave it out, or a consumer of every topic would run into that. Who asks for it by name sees that it
@@ -38,6 +38,7 @@ class InternalTopics:
             RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
             RequestHook(ApiKey.SHARE_FETCH, self.on_fetch, whole=True),
             RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.hidden, whole=True),
+            RequestHook(ApiKey.LIST_GROUPS, self.hidden_groups, whole=True),
             RequestHook(ApiKey.ALTER_PARTITION_REASSIGNMENTS, self.on_move, whole=True),
             RequestHook(ApiKey.ELECT_LEADERS, self.on_move, whole=True),
         ]
@@ -66,6 +67,10 @@ class InternalTopics:
     def hidden(self, request: Request) -> Verdict:
         """Forward a request for all topics, and leave internal ones out of the answer."""
         return Replace(request.frame, partial(_without_internal, request.api_key, request.version))
+
+    def hidden_groups(self, request: Request) -> Verdict:
+        """Forward a request for all groups, and leave the proxies' own out of the answer."""
+        return Replace(request.frame, partial(_without_internal_groups, request.api_key, request.version))
 
     def on_move(self, request: Request) -> Verdict:
         """Refuse to move an internal topic to other brokers, and to elect a leader for it that may lack records."""
@@ -96,3 +101,12 @@ def _without_internal(api_key: int, version: int, frame: bytes) -> bytes:
     answered: Any = response
     topics = tuple(topic for topic in answered.topics if not (topic.name or "").startswith(INTERNAL_PREFIX))
     return encode_response(replace(answered, topics=topics), correlation_id)
+
+
+def _without_internal_groups(api_key: int, version: int, frame: bytes) -> bytes:
+    if _PREFIX not in frame:
+        return frame
+    correlation_id, response = decode_response(api_key, version, frame)
+    answered: Any = response
+    groups = tuple(group for group in answered.groups if not group.group_id.startswith(INTERNAL_PREFIX))
+    return encode_response(replace(answered, groups=groups), correlation_id)

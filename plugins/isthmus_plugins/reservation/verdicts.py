@@ -26,6 +26,8 @@ _NOUNS: Final = {
 
 def message(name: str, reservation: Reservation) -> str:
     """What a client is answered, in versions that carry a message."""
+    if reservation.beyond:
+        return f"{_NOUNS[reservation.type]} {name} takes no writes at this proxy now: {reservation.reason}"
     if reservation.link is not None:
         why = (
             f"it follows over link {reservation.link}; write to the namespace that leads, or detach it and clear the "

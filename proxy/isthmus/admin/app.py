@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from isthmus.admin import plugin_routes, problems, views
+from isthmus.admin import control_routes, plugin_routes, problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.models import (
     AlterNamespaceRequest,
@@ -45,7 +45,9 @@ from isthmus_control.model import ResourceType
 from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.link_operations import LinkOperations
 from isthmus_plugins.links import (
+    Acknowledged,
     AlterLink,
+    AlterMapping,
     Attach,
     AttachResult,
     CommittedOffsets,
@@ -119,6 +121,7 @@ def create_app(services: AdminServices, operations: Operations | None = None) ->
     _health(app, services)
     _namespaces(app, services)
     plugin_routes.install(app, services)
+    control_routes.install(app, services)
     _links(app, services, operations or Operations(services.supervision))
     _state(app, services)
     return app
@@ -309,6 +312,11 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         """With `dry_run` nothing changes, and the answer says what would happen and what would be lost."""
         return await _operations(services).attach(name, request)
 
+    @app.patch("/v1/links/{name}/mappings", tags=["links"], summary="Alter a pair of namespaces", responses=example)
+    async def alter_mapping(name: str, request: AlterMapping) -> LinkStatus:
+        """Either end may be asked. What was agreed to when it was attached stays as it is."""
+        return await _operations(services).alter_mapping(name, request)
+
     @app.delete("/v1/links/{name}/mappings", tags=["links"], summary="Detach a pair of namespaces", status_code=204)
     async def detach(
         name: str,
@@ -323,6 +331,11 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     async def list_truncations(name: str) -> Page[TruncationStatus]:
         """Those under way first. What was cut is in salvage files: `isthmus salvage show` reads them."""
         return Page(items=_operations(services).truncations(name))
+
+    @app.post("/v1/links/{name}/acknowledge", tags=["links"], summary="Acknowledge what a source lost")
+    async def acknowledge(name: str) -> Acknowledged:
+        """Ends the telling of `source_losses`, on both sides. What is held stays so until it is decided."""
+        return await _operations(services).acknowledge(name)
 
     @app.post("/v1/links/{name}/verify", tags=["links"], summary="Compare both sides of a link", status_code=202)
     async def verify(name: str, response: Response) -> OperationView:
@@ -413,6 +426,11 @@ def _state(app: FastAPI, services: AdminServices) -> None:
     async def recreate_topic(name: str, request: RecreateTopicRequest) -> TopicDecision:
         """For one that cannot go on: its source's was created again, it holds other records, it was deleted here."""
         return await _operations(services).recreate_topic(name, request.dry_run)
+
+    @app.post("/v1/topics/{name}/truncate", tags=["topics"], summary="Cut a topic to what its source has left")
+    async def truncate_topic(name: str, request: RecreateTopicRequest) -> TopicDecision:
+        """For one that is held because its source lost what it had acked In-Sync. What is cut is salvaged."""
+        return await _operations(services).truncate_topic(name, request.dry_run)
 
     @app.post("/v1/topics/{name}/give-up", tags=["topics"], summary="Go on without what a truncation lost")
     async def give_up_topic(name: str, request: RecreateTopicRequest) -> TopicDecision:

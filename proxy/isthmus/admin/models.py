@@ -236,6 +236,18 @@ class LeaseStatus(_Model):
     remaining_seconds: float | None = None
 
 
+class ControlExportView(_Model):
+    """A file on the proxy's machine with the control log as the proxy remembers it."""
+
+    path: str = Field(examples=["/var/lib/isthmus/control-log-0b5d9a0e-7c1e-4e0c-9a43-1f4b7d9f2f11-1200.json"])
+    cluster_id: str
+    topic_id: str
+    generation: int
+    first_offset: int
+    """Records from there on are in it, behind a snapshot."""
+    end_offset: int
+
+
 class ProcessDescription(_Model):
     """What the process says of itself."""
 
@@ -277,6 +289,8 @@ class ProxyView(_Model):
     """``superseded``: a newer process took the name; reservations wait for it until its lease is out."""
     incarnation: str
     version: str
+    known_level: int
+    """The highest feature level of the control log that it knows; 0 of versions before there were any."""
     brokers: list[BrokerAddress]
     all_brokers: bool
     link_address: str | None
@@ -313,6 +327,41 @@ class StatusView(_Model):
     held_configs: list[HeldConfigView]
     links: list[LinkStatus]
     proxies: list[ProxyView]
+
+
+# --- the control log
+
+
+class ControlView(_Model):
+    """The control log, as this proxy has it."""
+
+    offset: int
+    """Up to here this proxy has applied it."""
+    level: int
+    """Its feature level: what proxies may write in it."""
+    known_level: int
+    """The highest that this proxy knows."""
+    behind: list[str] = Field(examples=[["proxy-2"]])
+    """Proxies with a lease that do not know that."""
+    not_understood: list[str] = []
+    """What newer proxies wrote that this one does not know: it leaves alone what that concerns."""
+
+
+class ControlUpgradeRequest(_Model):
+    to: int | None = Field(default=None, ge=1)
+    """The feature level; None: the highest that the proxy knows."""
+    dry_run: bool = False
+    """Change nothing, say what would happen."""
+
+
+class ControlUpgradeView(_Model):
+    before: int
+    """The feature level before."""
+    after: int
+    """And now, or, in a dry run, then."""
+    brings: list[str] = Field(examples=[["records say what they concern"]])
+    """What the raised levels bring."""
+    dry_run: bool
 
 
 # --- operations

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from isthmus.admin.app import create_app
 from isthmus.admin.operations import Operations
 from isthmus.admin.services import AdminServices
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.tasks import Supervision, Tasks
 
+log = logging.getLogger("isthmus.admin")
+
+CONNECTIONS_MAX: Final = 64
+"""More are closed at once: operators and scrapers may have the last file descriptors, and not all of them."""
 STOP_TIMEOUT_S: Final = 3
 """How long requests that are being answered may still take."""
 
@@ -28,14 +35,13 @@ class AdminServer:
         """The port in use, once started: another one if it was 0."""
         self._operations = Operations(services.supervision)
         self._app = create_app(services, self._operations)
-        self._tasks = Tasks("admin", services.supervision)
+        self._supervision = services.supervision
+        self._tasks = Tasks("admin", self._supervision)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address cannot be bound."""
-        listening = await asyncio.get_running_loop().run_in_executor(None, _listen, self.host, self.port)
-        self.port = listening.getsockname()[1]
         config = uvicorn.Config(
             self._app,
             loop="none",
@@ -48,8 +54,10 @@ class AdminServer:
             date_header=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
-        self._server = _Server(config)
-        self._serving = self._tasks.start("serve", self._server.serve([listening]))
+        self._server = _Server(config, self.host, self.port, self._supervision)
+        await self._server.acceptor.bind()
+        self.port = self._server.acceptor.port
+        self._serving = self._tasks.start("serve", self._server.serve())
         up = self._tasks.start("up", self._server.up.wait())
         await asyncio.wait([self._serving, up], return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
@@ -66,33 +74,41 @@ class AdminServer:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    """Takes its connections from an acceptor."""
+
+    def __init__(self, config: uvicorn.Config, host: str, port: int, supervision: Supervision) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
         self.down = asyncio.Event()
+        self.servers = []
+        self._arriving: set[asyncio.BaseProtocol] = set()
+        self.acceptor: Acceptor[asyncio.BaseProtocol] = Acceptor(
+            host, port, self._connection, supervision, arriving=self._arriving, admits=self._admits
+        )
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        protocol: asyncio.BaseProtocol = H11Protocol(self.config, self.server_state, self.lifespan.state)
+        return protocol
+
+    def _admits(self, descriptor: int, peer: str) -> bool:
+        if len(self.server_state.connections) + len(self._arriving) < CONNECTIONS_MAX:
+            return True
+        log.warning("admin connection refused", extra={"peer": peer, "connections": CONNECTIONS_MAX})
+        return False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # signals are the process' business
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        self.acceptor.listen(CONNECTIONS_MAX)
+        self.started = True
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.acceptor.close()
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
         await self.down.wait()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.setblocking(False)
-    except OSError:
-        listening.close()
-        raise
-    return listening

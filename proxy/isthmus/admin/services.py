@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from isthmus.session.listener import Gateway
     from isthmus_control.commands import Body
     from isthmus_control.control_state import ControlState
+    from isthmus_control.exports import Export
     from isthmus_control.leases import LeaseView
     from isthmus_control.outcome import Outcome
     from isthmus_plugins.link_operations import LinkOperations
@@ -55,7 +57,10 @@ class AdminServices:
     registry: CollectorRegistry
     supervision: Supervision
     version: str = "0"
+    data_directory: Path | None = None
     control: ControlLogPort | None = None
+    export: Callable[[], Export | None] | None = None
+    """What the process remembers of the control log; None of a log that is empty."""
     gateway: Gateway | None = None
     links: LinkOperations | None = None
     """None, once the process is up: no plugin offers links."""

@@ -24,6 +24,7 @@ from isthmus.admin.models import (
 )
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import plain_version
 from isthmus_control.model import EnabledPlugin, FollowerTopic, Namespace, ProxyLease, TopicHistory
 from isthmus_plugins.clock import monotonic
 
@@ -135,7 +136,8 @@ def _proxies(leases: Iterable[ProxyLease], standing: str, this: str) -> list[Pro
             this=standing == "active" and lease.name == this,
             state="active" if standing == "active" else "superseded",
             incarnation=lease.incarnation,
-            version=lease.version,
+            version=plain_version(lease.version),
+            known_level=lease.known_level,
             brokers=[
                 BrokerAddress(broker_id=claim.broker_id, address=f"{claim.host}:{claim.port}")
                 for claim in lease.brokers

@@ -59,6 +59,15 @@ OffsetsGroupOption = Annotated[
         help="A group of a redacted copy, or a prefix with '*' behind it; several times for several.",
     ),
 ]
+OnSourceLossOption = Annotated[
+    Literal["cut", "hold"] | None,
+    typer.Option(
+        "--on-source-loss",
+        help="What becomes of what the source acked In-Sync and then lost (power, an unclean election): the follower "
+        "is cut to the source's log, or nothing is until an operator decides. Without it: as it is; at first hold "
+        "where the source's namespace is strict, else cut.",
+    ),
+]
 LocalOnlyOption = Annotated[
     bool, typer.Option("--local-only", help="Only this end, where the other cluster cannot be reached.")
 ]
@@ -102,6 +111,7 @@ def create(
         "isthmus link alter a-to-b --offsets-topic redacted --offsets-group 'app-*' --offsets-group billing",
         "isthmus link alter a-to-b --offsets-topic off",
         "isthmus link alter a-to-b --config sync.confirm.timeout.ms=5000",
+        "isthmus link alter a-to-b --local orders- --on-source-loss hold",
     )
     + EXIT_CODES
 )
@@ -113,10 +123,25 @@ def alter(
         list[str] | None,
         typer.Option("--config", help="NAME=VALUE of a setting of both ends, NAME= to remove it; several times."),
     ] = None,
+    local: Annotated[
+        str | None, typer.Option("--local", help="The local namespace that --on-source-loss is set of.")
+    ] = None,
+    type: TypeOption = "topic",
+    on_source_loss: OnSourceLossOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change a link's settings, or how this cluster's offsets topic is copied; what was copied stays as it is."""
+    """Change a link's settings, or how this cluster's offsets topic is copied; what was copied stays as it is.
+
+    With --local and --on-source-loss: what is set of one pair of namespaces, whichever end is asked.
+    """
+    if local is not None or on_source_loss is not None:
+        if local is None or on_source_loss is None or offsets_topic is not None or offsets_group or config:
+            raise CliError("USAGE", "--local and --on-source-loss go together, and alone", Exit.USAGE, output)
+        chosen = {"local": local, "type": type, "on_source_loss": on_source_loss}
+        with Admin(url, output) as admin:
+            show(admin.patch(f"/v1/links/{_path(name)}/mappings", chosen), output, _described)
+        return
     settings = [each.partition("=") for each in config or ()]
     if not all(equals for _, equals, _ in settings) or (offsets_topic is None and (offsets_group or not settings)):
         raise CliError("USAGE", "say what to change: --offsets-topic, --config NAME=VALUE", Exit.USAGE, output)
@@ -224,6 +249,7 @@ def delete(
         "isthmus link attach a-to-b --type principal --local User:app- --remote User:app- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --disable-transaction-verification",
         "isthmus link attach a-to-b --type consumer-group --local app- --remote app- --role leader",
+        "isthmus link attach a-to-b --local orders- --remote orders- --role leader --on-source-loss hold",
     )
     + EXIT_CODES
 )
@@ -245,6 +271,7 @@ def attach(
             "is attached: transactions and group offsets cannot be copied with it.",
         ),
     ] = False,
+    on_source_loss: OnSourceLossOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what would happen and what would be lost.")
     ] = False,
@@ -259,6 +286,7 @@ def attach(
         "type": type,
         "truncate_target": truncate_target,
         "disable_transaction_verification": disable_transaction_verification,
+        "on_source_loss": on_source_loss,
         "dry_run": dry_run,
     }
     with Admin(url, output) as admin:
@@ -356,6 +384,17 @@ def failover(
         operation = admin.post(f"/v1/links/{_path(name)}/failover", body)
         report = follow(admin, operation, f"failing over {name}", output, cancel=False)
     show(report, output, failed_over)
+
+
+@app.command(epilog=example("isthmus link acknowledge a-to-b") + EXIT_CODES)
+def acknowledge(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """End the telling of what a source lost although it had acked it In-Sync, at both clusters.
+
+    It shows in `isthmus link describe` until then. What is held stays held until it is decided.
+    """
+    with Admin(url, output) as admin:
+        result = admin.post(f"/v1/links/{_path(name)}/acknowledge")
+        show(result, output, lambda done: [f"{done['acknowledged']} losses of link {done['link_name']} acknowledged"])
 
 
 @app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
@@ -456,6 +495,37 @@ def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def loss_lines(links: list[dict[str, Any]]) -> Iterator[str]:
+    """What sources lost although they had acked it In-Sync, if that is not acknowledged."""
+    if not any(link["source_losses"] for link in links):
+        return
+    yield ""
+    yield "lost by a source after it was acked In-Sync (`isthmus link acknowledge LINK` ends this):"
+    yield from columns(
+        ("LINK", "ROLE", "TOPIC", "PARTITION", "FROM", "TO", "COUNT", "GROUPS", "STATE", "FOUND", "SALVAGE_FILE"),
+        (
+            (
+                link["link_name"],
+                each["role"],
+                each["topic"],
+                each["partition"],
+                each["from_offset"],
+                each["to_offset"],
+                each["count"],
+                each["groups"] or None,
+                each["state"],
+                moment(each["found_ms"]),
+                None if each["salvage_file"] is None else f"{each['salvage_proxy']}:{each['salvage_file']}",
+            )
+            for link in links
+            for each in link["source_losses"]
+        ),
+    )
+    for link in links:
+        if link["source_losses_left_off"]:
+            yield f"and {link['source_losses_left_off']} older ones of {link['link_name']}"
+
+
 def _lag(partition: dict[str, Any]) -> tuple[int | str | None, float | None]:
     unknown_s = partition["lag_unknown_seconds"]
     return (
@@ -544,6 +614,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             *(("warning", text) for text in link["group_warnings"]),
         ]
     )
+    yield from loss_lines([link])
     for acls in link["acls"]:
         yield ""
         yield from _acl_lines(acls)
@@ -559,7 +630,8 @@ def _mapping(mapping: dict[str, Any]) -> str:
     local, remote = prefix_cell(mapping["local"]), prefix_cell(mapping["remote"])
     why = mapping["message"] or mapping["reason"]
     state = f"{mapping['state']} ({why})" if why else mapping["state"]
-    return f"{mapping['type']} {local} ({mapping['role']}), remote {remote}: {state}"
+    setting = f", on source loss {mapping['on_source_loss']}" if mapping["on_source_loss"] else ""
+    return f"{mapping['type']} {local} ({mapping['role']}), remote {remote}{setting}: {state}"
 
 
 def _promoted(report: dict[str, Any]) -> Iterator[str]:

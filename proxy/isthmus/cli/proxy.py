@@ -24,6 +24,14 @@ def proxy(
         bool,
         typer.Option("--check", help="Only say whether it would work: keys, files, certificates, bootstrap servers."),
     ] = False,
+    new_control_log: Annotated[
+        bool,
+        typer.Option(
+            "--new-control-log",
+            help="The control topic is lost, or its end: give up what it held (reservations, links), and go on with "
+            "what is there. For one start of one proxy. `isthmus control import` and `repair` bring it back.",
+        ),
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Run a proxy in the foreground, until SIGTERM or SIGINT drains it."""
@@ -35,7 +43,7 @@ def proxy(
         if not check:
             from isthmus.process import run
 
-            raise typer.Exit(run(loaded))
+            raise typer.Exit(run(loaded, new_control_log=new_control_log))
     except ConfigurationError as error:
         if check and isinstance(error, ConfigError):
             _report(config, error.problems, output)

@@ -23,6 +23,7 @@ OWN: Final = {
     "status": "isthmus.cli.status",
     "verify": "isthmus.cli.verify",
     "salvage": "isthmus.cli.salvage",
+    "control": "isthmus.cli.control",
 }
 """Modules with an ``app``."""
 ORDER: Final = (
@@ -38,6 +39,7 @@ ORDER: Final = (
         "status",
         "verify",
         "salvage",
+        "control",
         "spark",
         "bench",
     ),

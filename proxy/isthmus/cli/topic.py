@@ -90,6 +90,20 @@ def give_up(
         show(admin.post(f"/v1/topics/{quote(name, safe='')}/give-up", {"dry_run": dry_run}), output, _decided)
 
 
+@app.command(
+    epilog=example("isthmus topic truncate orders-eu --dry-run", "isthmus topic truncate orders-eu") + EXIT_CODES
+)
+def truncate(
+    name: NameArgument,
+    dry_run: DryRunOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Cut a topic that is held because its source lost what it had acked In-Sync. What goes is salvaged."""
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/topics/{quote(name, safe='')}/truncate", {"dry_run": dry_run}), output, _decided)
+
+
 def _decided(decision: dict[str, Any]) -> Iterator[str]:
     yield from fields(
         [

@@ -260,11 +260,27 @@ class ClusterConnections:
             self._topics.pop(name, None)
         if before != (self._brokers, self._topics):
             self._same_answers.clear()
+            if before[0] != self._brokers:
+                self._forget_addresses()
         elif len(self._same_answers) == SAME_ANSWERS_MAX:  # those about all topics, which may be large, go last
             by_name = (each for each in self._same_answers if each[0] is not None)
             del self._same_answers[next(by_name, next(iter(self._same_answers)))]
         self._same_answers[said] = self.controller_id
         self._names = {info.topic_id: name for name, info in self._topics.items() if info.topic_id is not None}
+
+    def _forget_addresses(self) -> None:
+        """Brokers that are made anew may have another address each time: forget what is known of those before."""
+        known = {*self._bootstrap, *((broker.host, broker.port) for broker in self._brokers.values())}
+        for key, slot in list(self._slots.items()):
+            in_use = slot.lock.locked() or (slot.connection is not None and slot.connection.is_open)
+            if key[:2] not in known and not in_use:
+                del self._slots[key]
+        addresses = {f"{host}:{port}" for host, port in known} | {each for each, count in self._open.items() if count}
+        for counts in (self.throttled_s, self._throttled_until):
+            for place in [place for place in counts if place[0] not in addresses]:
+                del counts[place]
+        for address in self._open.keys() - addresses:
+            del self._open[address]
 
     def _topic_info(self, topic: Any) -> TopicInfo:
         topic_id = getattr(topic, "topic_id", None)

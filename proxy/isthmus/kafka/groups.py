@@ -34,6 +34,8 @@ OFFSET_COMMIT_VERSION_WITH_RETENTION: Final = 4
 """The last version that says how long an offset is kept."""
 TXN_OFFSET_COMMIT_VERSIONS: Final = (3, 4)
 """Flexible (KIP-482); later ones add the group to a transaction implicitly, also where there is none."""
+COORDINATORS_MAX: Final = 50_000
+"""Groups whose coordinators are remembered."""
 TRANSACTIONAL_ID: Final = "isthmus-group-offsets"
 NO_GENERATION: Final = -1
 _NO_TAGS: Final = b"\x00"
@@ -108,14 +110,20 @@ class GroupClient:
             elif group.error_code:
                 self._forget([group.group_id])
             else:
-                found[group.group_id] = {
-                    (topic.name, partition.partition_index): CommittedOffset(
-                        partition.committed_offset, partition.metadata or ""
-                    )
-                    for topic in group.topics
-                    for partition in topic.partitions
-                    if partition.committed_offset >= 0
-                }
+                found[group.group_id] = _committed(group)
+
+    async def committed_for(self, group: str, partition: TopicPartition) -> CommittedOffset | None:
+        """What one group has committed for a partition. Raises KafkaError where it may not be seen, or not now."""
+        topic, index = partition
+        asked = {"group_id": group, "member_epoch": -1, "topics": [{"name": topic, "partition_indexes": [index]}]}
+        values = {"groups": [asked], "require_stable": False}
+        answer = await self._call(group, ApiKey.OFFSET_FETCH, values, OFFSET_FETCH_VERSION_MAX)
+        (found,) = answer.groups
+        if found.error_code == GROUP_ID_NOT_FOUND:
+            return None
+        for code in (found.error_code, *(each.error_code for named in found.topics for each in named.partitions)):
+            self._check(group, code)
+        return _committed(found).get(partition)
 
     # ---- changing ----
 
@@ -208,21 +216,33 @@ class GroupClient:
 
     async def _find(self, groups: Collection[str]) -> dict[str, int]:
         """The coordinators of groups, remembered or asked for; those that have none now are left out."""
-        unknown = [group for group in groups if group not in self._coordinators]
-        for chunk in _chunks(unknown):
+        known = {group: self._coordinators[group] for group in groups if group in self._coordinators}
+        new: dict[str, int] = {}
+        for chunk in _chunks([group for group in groups if group not in known]):
             answer = await (await self._client.any()).call(
                 ApiKey.FIND_COORDINATOR,
                 {"key_type": 0, "coordinator_keys": chunk},
                 timeout=self._client.request_timeout_s,
             )
-            for found in answer.coordinators:
-                if not found.error_code:
-                    self._coordinators[found.key] = found.node_id
-        return {group: self._coordinators[group] for group in groups if group in self._coordinators}
+            new |= {found.key: found.node_id for found in answer.coordinators if not found.error_code}
+        if len(self._coordinators) + len(new) > COORDINATORS_MAX:  # groups come and go
+            self._coordinators.clear()
+        self._coordinators |= new
+        return known | new
 
     def _forget(self, groups: Iterable[str]) -> None:
         for group in groups:
             self._coordinators.pop(group, None)
+
+
+def _committed(group: Any) -> dict[TopicPartition, CommittedOffset]:
+    """What a group of an OffsetFetch answer has."""
+    return {
+        (topic.name, partition.partition_index): CommittedOffset(partition.committed_offset, partition.metadata or "")
+        for topic in group.topics
+        for partition in topic.partitions
+        if partition.committed_offset >= 0
+    }
 
 
 def _lane(group: str, lanes: int) -> str:

@@ -112,6 +112,7 @@ class LogRequests(ClusterConnections):
                     "partition": one.partition,
                     "current_leader_epoch": one.leader_epoch,
                     "fetch_offset": one.offset,
+                    "last_fetched_epoch": one.fetched_epoch,
                     "partition_max_bytes": one.bytes_max,
                 }
             )
@@ -146,6 +147,7 @@ class LogRequests(ClusterConnections):
         wait_ms_max: int = 500,
         isolation: int = READ_UNCOMMITTED,
         lane: str = "fetch",
+        fetched_epoch: int = -1,
         deadline_s: float | None = None,
     ) -> Fetched:
         """Fetch one partition from its leader, wherever that moves. Other errors are in the result."""
@@ -154,7 +156,7 @@ class LogRequests(ClusterConnections):
             info = await self.leader(topic, partition)
             raw = await self.fetch_raw(
                 info.leader,
-                [FetchFrom(topic, partition, offset, bytes_max, info.leader_epoch)],
+                [FetchFrom(topic, partition, offset, bytes_max, info.leader_epoch, fetched_epoch)],
                 wait_ms_max=wait_ms_max,
                 isolation=isolation,
                 lane=lane,
@@ -336,10 +338,15 @@ def decode_fetch(raw: RawFetch) -> dict[TopicPartition, Fetched]:
             getattr(partition, "log_start_offset", -1),
             tuple((aborted.producer_id, aborted.first_offset) for aborted in partition.aborted_transactions or ()),
             as_error(partition.error_code),
+            _diverging(getattr(partition, "diverging_epoch", None)),
         )
         for topic in answer.responses
         for partition in topic.partitions
     }
+
+
+def _diverging(said: Any) -> tuple[int, int] | None:
+    return None if said is None or said.end_offset < 0 else (said.epoch, said.end_offset)
 
 
 def _by_topic(

@@ -120,6 +120,8 @@ class FetchFrom(NamedTuple):
     offset: int
     bytes_max: int = 1 << 20
     leader_epoch: int = -1
+    fetched_epoch: int = -1
+    """Of the record before the offset, as it was read: the leader says where its log is another one (KIP-595)."""
 
 
 class RawFetch(NamedTuple):
@@ -142,6 +144,8 @@ class Fetched(NamedTuple):
     aborted: tuple[tuple[int, int], ...]
     """(producer id, first offset) of aborted transactions; read_committed alone has them."""
     error: KafkaError | None
+    diverging: tuple[int, int] | None = None
+    """(Leader epoch, its end): from there on the log is not the one that was read up to the offset."""
 
 
 class ProducerState(NamedTuple):

@@ -531,7 +531,7 @@ class Downstream(Peer):
             self._held = True
             self.hold_reading()
             self._gateway.tasks.start(
-                f"session-{self.session.client.session_id}-hold",
+                "hold",
                 self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
             )
             return False

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
-import os
-import resource
 import socket
 import ssl
 from collections import Counter
@@ -15,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from isthmus.logs import Rarely
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session.authentication import certificate_principal
 from isthmus.session.connecting import Connector, Unreachable
@@ -23,9 +19,12 @@ from isthmus.session.dispatch import Route, describe_key, newer_api_versions_rou
 from isthmus.session.downstream import Downstream
 from isthmus.session.gated_answers import GateCounts
 from isthmus.session.session import Session
+from isthmus_plugins import descriptors
+from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Client, Leave, Tap
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.observers import ConnectionObserver
+from isthmus_plugins.rarely import Rarely
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
@@ -33,19 +32,13 @@ from isthmus_protocol.wire import MalformedFrame
 
 log = logging.getLogger("isthmus.listener")
 
-CLIENT_HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""For TLS; a connection counts as a session after it."""
 LOST_WRITE_MARGIN_S: Final = 10.0
 """A request whose connection broke may still be taken up by the broker. After this long it has been, unless the broker
 stands still: docs/operations.md says what that means."""
 FENCE_TIMEOUT_S: Final = 30.0
 """As long as a broker's own request timeout."""
-CONNECTION_LIMIT_LOGGED_EACH: Final = 1000
-"""Refused connections between two lines of the log; a metric counts them all."""
 BACKLOG_MIN: Final = 1024
 """Connections that wait to be accepted. The kernel has a limit of its own (net.core.somaxconn)."""
-FILE_DESCRIPTORS_RESERVED: Final = 64
-"""For listeners, logs, the proxy's own connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +80,8 @@ class Gateway:
         self.supervision = supervision
         self.tasks = Tasks("gateway", supervision)
         self.sessions: set[Session] = set()
+        self.arriving: set[Downstream] = set()
+        """Connections that were accepted and are no sessions yet: in their TLS handshake."""
         self.bytes_from_clients = 0
         self.bytes_from_brokers = 0
         self.connections_opened = 0
@@ -109,6 +104,7 @@ class Gateway:
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
         self._cut_off = Rarely(_log_cut_off)
+        self._turned_away = Rarely(_log_turned_away)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -136,7 +132,24 @@ class Gateway:
             return self._newer_api_versions  # not kept for each version: there are too many
         raise MalformedFrame(f"{describe_key(key)} is not served here")
 
+    def admits(self, descriptor: int, client_address: str) -> bool:
+        """Whether one more connection, which has this descriptor, may come in."""
+        if len(self.sessions) + len(self.arriving) >= self.limits.connections_max:
+            self.turn_away("connection limit", client_address)
+        elif descriptors.is_kept(descriptor):
+            self.turn_away("file descriptors", client_address)
+        else:
+            return True
+        return False
+
+    def turn_away(self, cause: str, client_address: str) -> None:
+        """Count a connection that is closed before it is a session."""
+        self.connections_opened += 1
+        self.closed_by_cause[cause] += 1
+        self._turned_away.one(f"{client_address}: {cause}")
+
     def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
+        self.arriving.discard(downstream)
         client = Client(next(self._session_ids), client_address, broker_id, listener)
         session = Session(self, client, downstream)
         self.sessions.add(session)
@@ -233,6 +246,10 @@ def _log_cut_off(connections: int, detail: str) -> None:
     log.warning("broker closed connections with requests unanswered", extra={"connections": connections, "of": detail})
 
 
+def _log_turned_away(connections: int, detail: str) -> None:
+    log.warning("connections turned away", extra={"connections": connections, "detail": detail})
+
+
 def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
     def passed() -> None:
         if not future.done():
@@ -255,37 +272,31 @@ class Listener:
         self.gateway = gateway
         self.broker_id = broker_id
         self.bind = bind
-        self._client_ssl = client_ssl
-        self._server: asyncio.Server | None = None
+        self._acceptor = Acceptor(
+            bind.host,
+            bind.port,
+            lambda: Downstream(gateway, self),
+            gateway.supervision,
+            arriving=gateway.arriving,
+            admits=gateway.admits,
+            failed=lambda client, error: gateway.turn_away("TLS handshake failed", f"{client}: {error}"),
+            tls=client_ssl,
+        )
         self._connector = Connector(targets, gateway.upstream_ssl)
         self._unreachable = Rarely(self._log_unreachable)
 
     async def start(self) -> None:
         """Bind the port, which ``bind`` then has. Raises OSError. Clients come in after :meth:`accept`."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Downstream(self.gateway, self),
-            self.bind.host,
-            self.bind.port,
-            ssl=self._client_ssl,
-            backlog=max(BACKLOG_MIN, self.gateway.limits.connections_max),
-            start_serving=False,
-            ssl_handshake_timeout=CLIENT_HANDSHAKE_TIMEOUT_S if self._client_ssl is not None else None,
-        )
-        self.bind = Endpoint(self.bind.host, self._server.sockets[0].getsockname()[1])
+        await self._acceptor.bind()
+        self.bind = Endpoint(self.bind.host, self._acceptor.port)
 
     async def accept(self) -> None:
         """Let clients in. Raises OSError where another socket listens on the port: binding it does not show that."""
-        assert self._server is not None
-        await self._server.start_serving()
-        if any(each is None or each.fileno() < 0 for each in self._server.sockets):  # uvloop says nothing
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self._acceptor.listen(max(BACKLOG_MIN, self.gateway.limits.connections_max))
 
     async def stop(self) -> None:
         """Listen no more; sessions go on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        await self._acceptor.close()
 
     def session_opened(self, downstream: Downstream, transport: asyncio.Transport) -> Session:
         """A client has connected: connect to the broker on its behalf."""
@@ -293,12 +304,6 @@ class Listener:
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if peer else ""
         session = gateway.open_session(downstream, address, self.broker_id, str(self.bind))
-        if len(gateway.sessions) > gateway.limits.connections_max:
-            if gateway.closed_by_cause["connection limit"] % CONNECTION_LIMIT_LOGGED_EACH == 0:
-                limit = gateway.limits.connections_max
-                log.warning("connection limit reached", extra={"limit": limit, "client": address})
-            session.close("connection limit")
-            return session
         tls = transport.get_extra_info("ssl_object")
         principal = None if tls is None else certificate_principal(tls.getpeercert())
         refused = gateway.refused_at_once(session.client)
@@ -310,7 +315,7 @@ class Listener:
             session.client.principal = principal
             gateway.authenticated(session.client)
         _keep_alive(transport)
-        gateway.tasks.start(f"connect-{session.client.session_id}", self._connect(session))
+        gateway.tasks.start("connect", self._connect(session))
         return session
 
     async def _connect(self, session: Session) -> None:
@@ -338,10 +343,3 @@ def _keep_alive(transport: asyncio.BaseTransport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
-
-
-def raise_file_descriptor_limit() -> tuple[int, int]:
-    """Raise the soft limit to the hard one. Returns ``(limit, connections that fit)``: two descriptors each."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard, max(0, (hard - FILE_DESCRIPTORS_RESERVED) // 2)

@@ -28,6 +28,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.outcome import (
+    Accepted,
     Duplicate,
     FollowerTopicChanged,
     LeaseChanged,
@@ -781,3 +782,14 @@ def test_impossible_envelopes() -> None:
     log.refused(c.CreateNamespace(TOPIC, "x"), Rejection.INVALID, "seen", seen=100)
     with pytest.raises(ValueError, match="applied already"):
         apply(log.state, 0, c.Command(uid(), 0, "p", -1, c.DeleteLink("x")))
+
+
+def test_a_log_is_accepted_in_rising_generations() -> None:
+    state = ControlState("A")
+    for number, (generation, accepted) in enumerate([(5, True), (5, False), (4, False), (6, True)]):
+        command = c.Command(str(uuid.UUID(int=number)), 1, "p", -1, c.AcceptLog(generation))
+        state, outcome = apply(state, number, command)
+        assert isinstance(outcome, Accepted) == accepted
+    assert state.generation == 6
+    assert from_json(ControlState, parse(canonical(state))).generation == 6
+    assert b"generation" not in canonical(ControlState("A")), "older versions do not know it, and need not"

@@ -36,6 +36,7 @@ def test_contains() -> None:
     assert not contains(TOPIC, "_", "__consumer_offsets")
     assert not contains(TOPIC, "__", "__isthmus_control")
     assert contains(GROUP, "__", "__consumer_offsets")
+    assert not contains(GROUP, "__", "__isthmus_control_x")
 
 
 @given(names, names, names)

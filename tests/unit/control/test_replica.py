@@ -15,6 +15,7 @@ from isthmus_control import replica as r
 from isthmus_control.apply import SNAPSHOT_INTERVAL
 from isthmus_control.codec import canonical
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import KNOWN_LEVEL
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Accepted, Rejected, Rejection
 
@@ -65,6 +66,22 @@ def test_a_newer_record_halts_for_good() -> None:
     with pytest.raises(r.Halted):
         log.append(record(c.DeleteNamespace(TOPIC, "x")))
     assert log.replica.due_state is None
+
+
+def test_a_level_that_this_version_does_not_know_halts_and_so_does_a_snapshot_of_it() -> None:
+    log = Log()
+    log.append(record(c.RaiseLevel(KNOWN_LEVEL)))
+    assert log.replica.halted is None
+    with pytest.raises(r.Halted, match=f"level {KNOWN_LEVEL + 1}, and this version knows {KNOWN_LEVEL}") as caught:
+        log.append(record(c.RaiseLevel(KNOWN_LEVEL + 1)))
+    assert caught.value.reason == r.NEWER_VERSION
+    assert log.replica.halted is caught.value
+    raised = r.take(ControlState("A", applied_offset=SNAPSHOT_INTERVAL - 1, level=KNOWN_LEVEL))
+    assert r.load(raised, "A").level == KNOWN_LEVEL
+    newer = r.take(ControlState("A", applied_offset=SNAPSHOT_INTERVAL - 1, level=KNOWN_LEVEL + 1))
+    with pytest.raises(r.Halted, match="upgrade this proxy") as caught:
+        r.load(newer, "A")
+    assert caught.value.reason == r.NEWER_VERSION
 
 
 def test_a_gap_halts() -> None:

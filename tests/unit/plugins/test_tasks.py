@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 
-from isthmus_plugins.tasks import RECOVERED_S, RETRY_MAX_S, RETRY_MIN_S, Supervision, Tasks
+from isthmus_plugins.tasks import NAMES_MAX, RECOVERED_S, RETRY_MAX_S, RETRY_MIN_S, Supervision, Tasks
 
 pytestmark = pytest.mark.fails_on_purpose
 
@@ -162,3 +162,14 @@ def test_what_fails_while_its_owner_closes_is_not_begun_anew() -> None:
         assert len(begun) == 1
 
     on_scene(run)
+
+
+def test_names_that_are_counted_have_a_bound() -> None:
+    supervision = Supervision()
+    for number in range(NAMES_MAX + 100):
+        supervision.count(f"owner/of-topic-{number}")
+        supervision.count("owner/loop")
+    assert len(supervision.failures) == NAMES_MAX + 1
+    assert supervision.failures["owner/loop"] == NAMES_MAX + 100, "known ones go on"
+    assert supervision.failures["owner/others"] == 101
+    assert supervision.failures.total() == 2 * (NAMES_MAX + 100)

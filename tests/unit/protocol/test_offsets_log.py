@@ -138,6 +138,7 @@ def test_a_transaction_counts_from_its_marker_on() -> None:
     assert log.offsets() == {("t", 0): 1}
     assert log.end_transaction(9, Marker.COMMIT) == {OffsetKey("app-1", "t", 0)}
     assert log.offsets() == {("t", 0): 5}
+    assert log.log.groups["app-1"].counts_from == {("t", 0): 3}
     assert log.end_transaction(10, Marker.ABORT) == set()
     assert log.offsets() == {("t", 0): 5}
     assert log.end_transaction(10, Marker.COMMIT) == set()

@@ -15,12 +15,14 @@ from support.admin import MemoryLinks, MemoryLog, make_services
 
 from isthmus.admin import AdminServer, AdminServices, control, create_app
 from isthmus.admin.operations import KEPT_MAX, Operations
+from isthmus.admin.server import CONNECTIONS_MAX
 from isthmus.errors import ConnectionLost
 from isthmus_control.commands import (
     AttachNamespace,
     CreateNamespace,
     OpenProvenance,
     PartitionOffset,
+    ReleaseLease,
     SetFollowerTopic,
 )
 from isthmus_control.commands import CreateLink as CreateLinkCommand
@@ -126,7 +128,9 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/links/{name}/offsets",
             "GET /v1/links/{name}/committed-offsets",
             "POST /v1/links/{name}/mappings",
+            "PATCH /v1/links/{name}/mappings",
             "DELETE /v1/links/{name}/mappings",
+            "POST /v1/links/{name}/acknowledge",
             "POST /v1/links/{name}/verify",
             "POST /v1/links/{name}/promote",
             "POST /v1/links/{name}/failover",
@@ -137,9 +141,13 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/topics/{name}",
             "POST /v1/topics/{name}/forget",
             "POST /v1/topics/{name}/recreate",
+            "POST /v1/topics/{name}/truncate",
             "POST /v1/topics/{name}/give-up",
+            "POST /v1/control/export",
             "GET /v1/status",
             "GET /v1/proxies",
+            "GET /v1/control",
+            "POST /v1/control/upgrade",
         }
         for name, operation in operations.items():
             assert operation["summary"], name
@@ -544,6 +552,44 @@ def test_status_tells_of_the_proxy_and_its_cluster() -> None:
     with_rest(test)
 
 
+# --- the control log
+
+
+def test_the_feature_level_is_raised_once_every_proxy_knows_it() -> None:
+    async def test(rest: Rest) -> None:
+        assert (await rest.client.get("/v1/control")).json() == {
+            "offset": rest.log.state.applied_offset,
+            "level": 0,
+            "known_level": 1,
+            "behind": [],
+            "not_understood": [],
+        }
+        plan = (await rest.client.post("/v1/control/upgrade", json={"dry_run": True})).json()
+        assert (plan["before"], plan["after"], plan["dry_run"], len(plan["brings"])) == (0, 1, True, 1)
+        assert rest.log.state.level == 0
+
+        rest.log.claim("proxy-2", 2, "0.1.0")
+        assert (await rest.client.get("/v1/control")).json()["behind"] == ["proxy-2"]
+        for dry_run in (True, False):
+            status, code, message = await rest.error("POST", "/v1/control/upgrade", json={"dry_run": dry_run})
+            assert (status, code) == (409, "CONFLICT")
+            assert "proxy 'proxy-2' (version 0.1.0) knows feature level 0" in message
+        proxies = (await rest.client.get("/v1/proxies")).json()["items"]
+        assert [(each["version"], each["known_level"]) for each in proxies] == [("1.2.3", 1), ("0.1.0", 0)]
+
+        lease = rest.log.state.proxies["proxy-2"]
+        rest.log.apply(ReleaseLease("proxy-2", lease.incarnation))
+        status, code, message = await rest.error("POST", "/v1/control/upgrade", json={"to": 2})
+        assert (status, code) == (422, "NOT_SUPPORTED")
+        assert "this proxy knows feature level 1 at most" in message
+        done = (await rest.client.post("/v1/control/upgrade", json={"to": 1})).json()
+        assert (done["before"], done["after"], rest.log.state.level) == (0, 1, 1)
+        again = (await rest.client.post("/v1/control/upgrade", json={})).json()
+        assert (again["before"], again["after"], again["brings"]) == (1, 1, [])
+
+    with_rest(test)
+
+
 # --- the listener
 
 
@@ -583,6 +629,24 @@ def test_stopping_ends_operations_and_those_who_wait_for_them() -> None:
             await asyncio.wait([waiting], timeout=0.1)
             await server.stop()
             assert (await waiting).json()["error"]["code"] == "CANCELLED"
+
+    asyncio.run(run())
+
+
+def test_those_who_connect_and_ask_nothing_are_so_many_at_most() -> None:
+    async def run() -> None:
+        server = AdminServer(_services(), "127.0.0.1", 0)
+        await server.start()
+        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS_MAX)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await reader.read() == b"", "it is turned away"
+        writer.close()
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
+            assert (await client.get("/health/live")).status_code == 200
+        await server.stop()
 
     asyncio.run(run())
 

@@ -31,7 +31,7 @@ from isthmus.cli import app, root
 from isthmus.cli.namespace import ResourceType as TypeChoice
 from isthmus_control.commands import CreateNamespace
 from isthmus_control.model import ResourceType
-from isthmus_plugins.links import OperationError, SyncStatus, TransactionVerificationPlan
+from isthmus_plugins.links import OperationError, SourceLossStatus, SyncStatus, TransactionVerificationPlan
 
 WIDE = {"TERMINAL_WIDTH": "200", "COLUMNS": "200"}
 
@@ -55,7 +55,7 @@ def _reset(listener: RunningAdmin) -> None:
     links.created, links.attached, links.calls = [], [], []
     links.equal, links.verify_error, links.verification = True, None, None
     links.proceed.set()
-    listener.log.set_state(listener.log.state.evolve(namespaces={}))
+    listener.log.set_state(listener.log.state.evolve(namespaces={}, level=0))
 
 
 def run(*arguments: str, url: str | None = None, **more: Any) -> Any:
@@ -215,6 +215,20 @@ def test_a_refusal_is_one_line_or_one_object_on_standard_error(admin: RunningAdm
     assert (body["error_code"], body["code"]) == (40901, "ALREADY_EXISTS")
 
 
+# --- the control log
+
+
+def test_the_feature_level_is_described_and_raised(admin: RunningAdmin) -> None:
+    assert re.search("^feature level +0$", run("control", "describe", url=admin.url).stdout, re.MULTILINE)
+    plan = run("control", "upgrade", "--dry-run", url=admin.url)
+    assert "would be raised from 0 to 1" in plan.stdout
+    assert ok(run("control", "upgrade", "--to", "1", "-o", "json", url=admin.url))["after"] == 1
+    assert ok(run("control", "describe", "-o", "json", url=admin.url))["level"] == 1
+    assert "has feature level 1 already" in run("control", "upgrade", url=admin.url).stdout
+    too_high = run("control", "upgrade", "--to", "99", url=admin.url)
+    assert (too_high.exit_code, "upgrade it first" in too_high.stderr) == (1, True)
+
+
 # --- links
 
 
@@ -255,8 +269,14 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     assert dry.exit_code == 0
     assert 'orders- (leader) would be attached to a-to-b, remote ""' in dry.stdout
     assert re.search(r"^orders-eu +orders-eu +truncate +7", dry.stdout, re.MULTILINE)
-    asked = [(each.remote, each.truncate_target, each.dry_run) for each in admin.links.attached]
-    assert asked == [("", False, False), ("", True, True)]
+    ok(run(*attach, "--on-source-loss", "hold", "-o", "json", url=admin.url))
+    asked = [(each.remote, each.truncate_target, each.dry_run, each.on_source_loss) for each in admin.links.attached]
+    assert asked == [("", False, False, None), ("", True, True, None), ("", False, False, "hold")]
+    alter = ("link", "alter", "a-to-b", "--local", "orders-")
+    ok(run(*alter, "--on-source-loss", "cut", "-o", "json", url=admin.url))
+    assert admin.links.calls.pop() == ("alter mapping", "a-to-b", "topic", "orders-", "cut")
+    alone = run(*alter, url=admin.url)
+    assert (alone.exit_code, "go together" in alone.stderr) == (2, True)
     ok(run("link", "detach", "a-to-b", "--local", "orders-", "-o", "json", url=admin.url))
     assert admin.links.calls == [("detach", "a-to-b", "orders-", "topic", False)]
 
@@ -386,11 +406,46 @@ def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
     assert re.search(r"^records lost +7$", shown, re.MULTILINE)
     given_up = ok(run("topic", "give-up", "orders-eu", "-o", "json", url=admin.url))
     assert (given_up["action"], given_up["dry_run"]) == ("give up", False)
+    cut = ok(run("topic", "truncate", "orders-eu", "--dry-run", "-o", "json", url=admin.url))
+    assert (cut["action"], cut["dry_run"]) == ("truncate", True)
     assert admin.links.calls == [
         ("forget", "orders-eu", True, False),
         ("recreate", "orders-eu", True),
         ("give up", "orders-eu", False),
+        ("truncate", "orders-eu", True),
     ]
+
+
+def test_what_a_source_lost_is_told_until_it_is_acknowledged(admin: RunningAdmin) -> None:
+    lost = SourceLossStatus(
+        number=7,
+        role="follower",
+        type="topic",
+        topic="orders-eu",
+        remote_topic="orders-eu",
+        partition=0,
+        from_offset=90,
+        to_offset=100,
+        count=10,
+        state="cut",
+        found_ms=1_760_000_000_123,
+        found_by="proxy-1",
+        salvage_proxy="proxy-1",
+        salvage_file="/salvage/x",
+        message="what was lost",
+    )
+    before = admin.links.links["a-to-b"]
+    admin.links.links["a-to-b"] = before.model_copy(update={"source_losses": [lost], "source_losses_left_off": 3})
+    for printed in (
+        run("link", "describe", "a-to-b", url=admin.url).stdout,
+        run("status", url=admin.url).stdout,
+    ):
+        line = r"^a-to-b +follower +orders-eu +0 +90 +100 +10 +- +cut +2025-10-09T08:53:20\+00:00 +proxy-1:/salvage/x$"
+        assert re.search(line, printed, re.MULTILINE), printed
+        assert "and 3 older ones of a-to-b" in printed
+    assert run("link", "acknowledge", "a-to-b", url=admin.url).stdout == "1 losses of link a-to-b acknowledged\n"
+    assert "/salvage/x" not in run("link", "describe", "a-to-b", url=admin.url).stdout
+    admin.links.links["a-to-b"] = before
 
 
 # --- not reachable

@@ -1,4 +1,4 @@
-"""``isthmus salvage show``: what it prints of a file, and what it says of one that is none."""
+"""``isthmus salvage``: what it prints of files, and what it says of one that is none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from support.partition_log import batch
 from typer.testing import CliRunner
 
 from isthmus.cli.root import app
+from isthmus_protocol.offsets_salvage import OffsetsSalvageHead, SalvagedOffset, encode_offsets_salvage
 from isthmus_protocol.records import whole_header
 from isthmus_protocol.salvage import SalvageHead, SalvageWriter
 
@@ -46,3 +47,41 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     for name in (path, tmp_path / "absent"):
         shown = CliRunner().invoke(app, ["salvage", "show", str(name)])
         assert shown.exit_code == 2
+
+
+def test_a_file_of_committed_offsets_is_shown(tmp_path: Path) -> None:
+    head = OffsetsSalvageHead("B", "a-to-b", "far-", 7, 2, 5, 9, "SOURCE_LOST_COMMITS", "why", 17, "p")
+    offsets = [SalvagedOffset("far-a", "far-t", 0, 8, "m", 5), SalvagedOffset("far-b", "far-t", 1, 3, "", -1)]
+    path = tmp_path / "offsets-x.salvage"
+    path.write_bytes(encode_offsets_salvage(head, offsets))
+    told = json.loads(CliRunner().invoke(app, ["salvage", "show", str(path), "-o", "json"]).output)
+    assert (told["partition"], told["offsets"], told["entries"][0]["offset"]) == (7, 2, 8)
+    table = CliRunner().invoke(app, ["salvage", "show", str(path)]).output
+    assert "5 to 8" in table
+    (listed,) = json.loads(CliRunner().invoke(app, ["salvage", "list", str(tmp_path), "-o", "json"]).output)
+    assert (listed["file"], listed["namespace"], listed["offsets"]) == ("offsets-x.salvage", "far-", 2)
+    assert "groups far-*" in CliRunner().invoke(app, ["salvage", "list", str(tmp_path)]).output
+    assert [line.split() for line in table.splitlines()[-2:]] == [
+        ["far-a", "far-t", "0", "8", "5", "m"],
+        ["far-b", "far-t", "1", "3", "-", "-"],
+    ]
+    path.write_bytes(path.read_bytes()[:-5])
+    assert CliRunner().invoke(app, ["salvage", "show", str(path)]).exit_code == 2
+
+
+def test_the_files_of_a_directory_are_listed(tmp_path: Path) -> None:
+    path = salvage(tmp_path)
+    (tmp_path / "unfinished.part").write_bytes(b"")
+    (tmp_path / "y.salvage").write_bytes(path.read_bytes()[:-5])
+    (tmp_path / "z.salvage").write_bytes(b"something else")
+    shown = CliRunner().invoke(app, ["salvage", "list", str(tmp_path), "-o", "json"])
+    assert shown.exit_code == 0, shown.output
+    listed = {each["file"]: each for each in json.loads(shown.output)}
+    assert set(listed) == {"x.salvage", "y.salvage", "z.salvage"}
+    whole = listed["x.salvage"]
+    assert (whole["topic"], whole["records"], whole["size"]) == ("orders", 3, path.stat().st_size)
+    assert "no tail" in listed["y.salvage"]["error"]
+    assert "no salvage file" in listed["z.salvage"]["error"]
+    table = CliRunner().invoke(app, ["salvage", "list", str(tmp_path)]).output
+    assert "1970-01-01T00:00:00Z  orders  3          11 to 12  3" in table
+    assert CliRunner().invoke(app, ["salvage", "list", str(tmp_path / "absent")]).exit_code == 2

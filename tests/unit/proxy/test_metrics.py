@@ -110,6 +110,8 @@ def test_control_state_and_lease_are_told() -> None:
         state, _ = apply(state, offset, Command(str(uuid.uuid4()), 1, "test", offset - 1, body))
     samples = scrape(MetricsSource(Supervision(), control_state=lambda: state, lease=lambda: LeaseView(True, 12.5)))
     assert value(samples, "isthmus_control_log_offset") == 2
+    assert value(samples, "isthmus_control_log_level") == 0
+    assert value(samples, "isthmus_control_log_not_understood") == 0
     assert value(samples, "isthmus_namespaces", type="topic", reserved="true") == 1
     assert value(samples, "isthmus_namespaces", type="topic", reserved="false") == 2
     assert value(samples, "isthmus_vouching") == 1

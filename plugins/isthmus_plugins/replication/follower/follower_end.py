@@ -11,10 +11,11 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from isthmus_control.commands import DoubtDeletions, PartitionOffset
+from isthmus_control.commands import DoubtDeletions, PartitionOffset, TruncateProvenance
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Counterpart
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
@@ -65,7 +66,7 @@ class FollowerEnd(Part):
         """The latest stream of each partition; one that has ended stays, for what it can show."""
         self._dropped: dict[TopicPartition, FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
-        self._opening: dict[TopicPartition, asyncio.Lock] = {}
+        self._opening: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         self._writers: dict[int, Writers] = {}
         self._prerequisites = Prerequisites(context, self._tasks, self.proceed, self.report_appended)
         self._seen: tuple[object, ...] = (None, None, None)
@@ -135,7 +136,7 @@ class FollowerEnd(Part):
 
     async def _open(self, connection: LinkConnection, question: calls.OpenStream) -> calls.OpenStreamAnswer:
         topic, partition, source_topic_id = question.topic, question.partition, question.source_topic_id
-        self._following(connection, topic, source_topic_id)
+        self._following(connection, topic, source_topic_id, partition)
         leader = await self._context.cluster.leader_of(topic, partition)
         if leader is None or not self._context.fronts(leader):
             raise LinkRejected(
@@ -148,7 +149,7 @@ class FollowerEnd(Part):
         for before in (dropped, old):
             if before is not None:
                 await self._end(before, StopReason(reasons.CLOSED, "another stream of the partition was opened"))
-        record, counterpart = self._following(connection, topic, source_topic_id)
+        record, counterpart = self._following(connection, topic, source_topic_id, partition)
         state = self._context.control.state
         follower_log = FollowerLog(
             Numbering(
@@ -176,6 +177,8 @@ class FollowerEnd(Part):
         )
         uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
         await read_position(self._context, stream, uncertain or self._clock.monotonic() < self._alone_from)
+        if epochs and epochs[-1].start_offset > follower_log.end:
+            follower_log.epoch = await self._lost_epochs(stream)
         if self._dropped.get((topic, partition)) is dropped:
             self._dropped.pop((topic, partition), None)
         if old is not None:
@@ -184,7 +187,7 @@ class FollowerEnd(Part):
                 stream.held = old.reason
         topic_id = uuid.UUID(record.topic_id).bytes if record.topic_id else b""
         last = await last_batch(self._context, topic_id, partition, leader, follower_log.end)
-        self._following(connection, topic, source_topic_id)  # it may have been detached meanwhile
+        self._following(connection, topic, source_topic_id, partition)  # it may have been detached meanwhile
         if connection.lost:
             raise LinkRejected(reasons.LINK_LOST, "the connection went meanwhile")
         for before in (dropped, old):
@@ -197,10 +200,24 @@ class FollowerEnd(Part):
             follower_log.start, end_offset=follower_log.end, last=last, epoch=follower_log.epoch
         )
 
+    async def _lost_epochs(self, stream: FollowerStream) -> int:
+        """The log has lost where the source's last leader epochs began, and what came after: forget that they did.
+
+        The source may have lost that, too. The latest epoch that is left, -1 for none. Raises LinkRejected,
+        BrokerUnavailable.
+        """
+        entry = PartitionOffset(stream.topic, stream.topic_id, stream.partition, stream.follower_log.end)
+        outcome = await self._context.control.append(TruncateProvenance((entry,)))
+        if isinstance(outcome, Rejected):
+            raise LinkRejected(reasons.NOT_FOLLOWING, outcome.message)
+        log.warning("log lost its end", extra={"topic": entry.topic, "partition": entry.partition, "end": entry.offset})
+        epochs = self._context.control.state.source_epochs(stream.topic, stream.partition)
+        return epochs[-1].epoch if epochs else -1
+
     def _following(
-        self, connection: LinkConnection, topic: str, source_topic_id: str
+        self, connection: LinkConnection, topic: str, source_topic_id: str, partition: int
     ) -> tuple[FollowerTopic, Counterpart]:
-        """What a topic follows over the connection's link. Raises LinkRejected."""
+        """What a topic follows over the connection's link. Raises LinkRejected, also where the operator decides."""
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
         state = self._context.control.state
@@ -218,6 +235,8 @@ class FollowerEnd(Part):
                 ReasonCode.SOURCE_TOPIC_ID_CHANGED,
                 f"the source's {record.source_topic} was deleted and created again; {topic} has the old one's records",
             )
+        if (held := state.held(topic, record.topic_id, partition)) is not None:
+            raise LinkRejected(ReasonCode.SOURCE_LOST_RECORDS, held.describe())
         return record, counterpart
 
     async def _end(self, stream: FollowerStream, reason: StopReason) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
+from isthmus_plugins.replication.groups.open_losses import OpenLosses, SourcePartition
 from isthmus_plugins.replication.in_doubt.pending_offsets import (
     PendingName,
     PendingOffset,
@@ -26,9 +27,6 @@ from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConn
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
-
-SourcePartition: TypeAlias = tuple[str, int]
-"""Link, and partition of its source's offsets topic."""
 
 
 class _Confirmed(NamedTuple):
@@ -51,7 +49,8 @@ class ReceivedSoFar(NamedTuple):
 class Confirmations:
     """All partitions of sources' offsets topics whose leader ends want to know."""
 
-    def __init__(self, context: PluginContext, store: TransactionStore, tasks: Tasks) -> None:
+    def __init__(self, context: PluginContext, store: TransactionStore, tasks: Tasks, losses: OpenLosses) -> None:
+        self._losses = losses
         self._pending_offsets = PendingOffsets(context, store)
         self._tasks = tasks
         self._confirmed: dict[SourcePartition, _Confirmed] = {}
@@ -112,13 +111,14 @@ class Confirmations:
         parts: dict[LinkConnection, list[calls.Applied]] = {}
         for key in keys:
             confirmed = self._confirmed.get(key)
-            if confirmed is None:
-                continue
+            if confirmed is None or key in self._losses.said:
+                continue  # what was lost of before is known by what was confirmed of before
             connection, epoch, _, applied = confirmed
             moved = applied.advance()
             if (known := applied.to_store()) is not None:
                 self._tasks.keep("still-open", partial(self._store_open, key, confirmed, *known))
             if moved:
+                self._losses.confirmed(key, epoch, applied.upto)
                 parts.setdefault(connection, []).append(calls.Applied(key[1], epoch, applied.upto))
                 entries = self._pending_offsets.void_before(connection, key[1], applied.stable_offset)
                 if entries:

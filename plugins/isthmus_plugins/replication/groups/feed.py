@@ -47,6 +47,7 @@ class Feed:
         "held_back",
         "holds_back",
         "idle",
+        "link_id",
         "link_name",
         "mappings",
         "pending",
@@ -56,7 +57,7 @@ class Feed:
     )
 
     def __init__(self, link: Link, connection: LinkConnection) -> None:
-        self.link_name = link.name
+        self.link_name, self.link_id = link.name, link.link_id
         self.mappings = link.mappings
         led = pushed(link, ResourceType.TOPIC)
         self.topic_prefixes = tuple(sorted(each.remote_prefix for each in led))

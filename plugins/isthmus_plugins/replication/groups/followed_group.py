@@ -11,6 +11,7 @@ What cannot be done now is pending, with its reason:
 ``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
 ``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
 ``POSITION_NOT_KNOWN``                the source's newest commit cannot be read: what the coordinator has stays
+``SOURCE_LOST_COMMITS``               the source lost what it had acked In-Sync: what the coordinator has stays for now
 ``TARGET_REFUSES_OFFSETS``            the coordinator answers with an error that does not pass by itself
 ====================================  ==================================================================================
 """
@@ -49,7 +50,14 @@ class Pending(NamedTuple):
     message: str
 
 
-STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})
+STOPPED: Final = frozenset(
+    {
+        POSITION_NOT_KNOWN,
+        TARGET_REFUSES_OFFSETS,
+        ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
+        ReasonCode.SOURCE_LOST_COMMITS,
+    }
+)
 """Reasons that somebody must remove."""
 
 
@@ -80,6 +88,8 @@ class FollowedGroup:
         self.source_partition = source_partition
         """Of the source's offsets topic."""
         self.wanted: dict[TopicPartition, CommittedOffset] = {}
+        self._at: dict[TopicPartition, int] = {}
+        """Where in the source's offsets topic that came to count."""
         self.differences: set[TopicPartition] = set()
         """Where the coordinator does not have what is wanted, but for those that are left as they are."""
         self.unknown: set[TopicPartition] = set()
@@ -125,15 +135,16 @@ class FollowedGroup:
         """Where it is pushed from: the link, and the partition of the source's offsets topic."""
         return self.link, self.source_partition
 
-    def want(self, place: TopicPartition, wanted: CommittedOffset | None, since: float) -> None:
-        """The source's committed offset is this now (None: there is none)."""
-        if place in self.unknown or (place in self.wanted) is not (wanted is not None):
+    def want(self, place: TopicPartition, wanted: CommittedOffset | None, since: float, at: int = -1) -> None:
+        """The source's committed offset is this now (None: there is none); ``at``: since where in its offsets topic."""
+        if place in self.unknown or place in self.silent or (place in self.wanted) is not (wanted is not None):
             self.silent_by = None
         self.unknown.discard(place)
         if wanted is None:
             self.wanted.pop(place, None)
+            self._at.pop(place, None)
         else:
-            self.wanted[place] = wanted
+            self.wanted[place], self._at[place] = wanted, at
             self.deleting = False
         self.since.setdefault(place, since)
         self.retry_at = 0.0
@@ -158,6 +169,17 @@ class FollowedGroup:
         if places != self.silent:
             self.silent = dict(places)
             self._compare_all()
+
+    def put_back(self, before: int) -> dict[TopicPartition, CommittedOffset]:
+        """What the coordinator has where the source has nothing, or something else that came to count before an offset:
+        so it is where the source has lost what came after."""
+        return {
+            place: has
+            for place, has in (self.has or {}).items()
+            if place not in self.unknown
+            and self.wanted.get(place) != has
+            and (place not in self.wanted or self._at[place] < before)
+        }
 
     def found(
         self,
@@ -280,9 +302,11 @@ class FollowedGroup:
 
     def has_as_wanted(self, place: TopicPartition) -> bool:
         """Whether the coordinator has, for good, a committed offset as the source's newest commit is, or there is
-        none."""
+        none, or the source lost what it has."""
         if self.has is None or not self.certain or place in self.unknown:
             return False
+        if self._is_lost_there(place):
+            return True
         return place not in self.wanted or self.has.get(place) == self.wanted[place]
 
     @property
@@ -314,7 +338,12 @@ class FollowedGroup:
         if objection is not None and objection.code == ReasonCode.TRUNCATING:
             return False
         has = self.has or {}
-        return place in has and has[place] == self.wanted.get(place)
+        return place in has and (has[place] == self.wanted.get(place) or self._is_lost_there(place))
+
+    def _is_lost_there(self, place: TopicPartition) -> bool:
+        """Whether the source lost what the coordinator has, and that stays."""
+        why = self.silent.get(place)
+        return why is not None and why.code == ReasonCode.SOURCE_LOST_COMMITS
 
     def waiting(self, now: float) -> calls.Waiting:
         """What is not there yet, and the gravest reason for it."""

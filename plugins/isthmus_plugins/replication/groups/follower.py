@@ -33,6 +33,8 @@ from isthmus_plugins.replication.groups.followed_group import (
     text_of,
 )
 from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
+from isthmus_plugins.replication.groups.open_losses import OpenLosses
+from isthmus_plugins.replication.groups.source_losses import GroupLosses
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -82,8 +84,11 @@ class GroupFollower(Part):
         self._clock = context.clock
         self._tasks = Tasks("group-follower", context.supervision)
         self._changed = asyncio.Event()
-        self.confirmations = Confirmations(context, store, self._tasks)
-        self._intake = Intake(context, self.confirmations, self._touched, self._changed.set)
+        self.losses = OpenLosses(context)
+        self.confirmations = Confirmations(context, store, self._tasks, self.losses)
+        self._intake = Intake(context, self.confirmations, self.losses, self._touched, self._changed.set)
+        self._source_losses = GroupLosses(context, self._intake, self.losses)
+        self._settling: asyncio.Task[None] | None = None
         self._ends: dict[TopicPartition, int] = {}
         """By partition: where its data ended when some was appended last, since topics were what they are."""
         self._followed: object = None
@@ -153,6 +158,12 @@ class GroupFollower(Part):
         reported = islice(open_groups, PENDING_REPORTED_MAX)
         return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in reported})
 
+    async def confirmed_commits(
+        self, connection: LinkConnection, question: calls.ConfirmedCommits
+    ) -> calls.ConfirmedCommitsAnswer:
+        """How far a partition of the source's offsets topic was confirmed, whoever pushed it."""
+        return calls.ConfirmedCommitsAnswer(*self.losses.furthest((connection.link_name, question.partition)))
+
     async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:
         """The leader end pushes no more of these partitions (None: of any). What was done stays."""
         self._intake.end(connection, None if question.partitions is None else set(question.partitions))
@@ -162,6 +173,7 @@ class GroupFollower(Part):
         return (
             calls.GroupOffsets.by(self.group_offsets),
             calls.GroupPending.by(self.group_pending),
+            calls.ConfirmedCommits.by(self.confirmed_commits),
             calls.EndGroupOffsets.by(self.end_group_offsets),
         )
 
@@ -276,6 +288,8 @@ class GroupFollower(Part):
         await self._read()
         if self._unread:
             self._note_read()
+        if self._source_losses.due and (self._settling is None or self._settling.done()):
+            self._settling = self._tasks.start("losses", self._settle_losses())
         now = self._clock.monotonic()
         ready = [group for group in self._active if self._is_ready(group, now)]
         for group in ready:
@@ -291,6 +305,13 @@ class GroupFollower(Part):
             if self._is_ready(group, now):
                 self._intake.note_silence(group)  # as it is now
                 self._begin(group, now, ends, log_ends)
+
+    async def _settle_losses(self) -> None:
+        """Salvage and record what the source lost; what was done may be put back then."""
+        said = list(self.losses.said)
+        if await self._source_losses.settle():
+            self.confirmations.report(said)
+            self._changed.set()
 
     def _begin_if_known(self, group: FollowedGroup, now: float) -> None:
         """Begin what there is to do for a group if nothing need be read for it; if not, :meth:`_apply` does."""

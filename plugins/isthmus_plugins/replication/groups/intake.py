@@ -13,13 +13,14 @@ from isthmus_control.model import ResourceType
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.groups.confirmations import Confirmations, SourcePartition
+from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
     COMPARE_INTERVAL_S,
     TOPICS_DIFFER,
     FollowedGroup,
     Pending,
 )
+from isthmus_plugins.replication.groups.open_losses import OpenLosses, SourcePartition
 from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
@@ -50,6 +51,7 @@ class Intake:
         self,
         context: PluginContext,
         confirmations: Confirmations,
+        losses: OpenLosses,
         touched: Callable[[FollowedGroup], None],
         wake: Callable[[], None],
     ) -> None:
@@ -59,6 +61,7 @@ class Intake:
         self._context = context
         self._clock = context.clock
         self._confirmations = confirmations
+        self._losses = losses
         self._touched = touched
         self._wake = wake
         self._feeds: dict[SourcePartition, _Feed] = {}
@@ -113,6 +116,16 @@ class Intake:
         """Whether all that the source has of a group was pushed."""
         return group.source not in self._unfinished
 
+    def whole(self, key: SourcePartition) -> list[FollowedGroup] | None:
+        """The groups of a partition that was pushed whole, if what coordinators have of all of them is known since;
+        those among them that the source does not have any more."""
+        if key not in self._feeds or key in self._unfinished or self.strays_at <= self._clock.monotonic():
+            return None
+        groups = [group for group in self._groups.values() if group.source == key]
+        now = self._clock.monotonic()
+        known = all(group.has is not None and group.certain and group.read_at > now for group in groups)
+        return groups if known else None
+
     # ---- what is pushed ----
 
     def take(
@@ -141,7 +154,9 @@ class Intake:
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
         named_now: set[tuple[str, TopicPartition]] = set()
         waited: list[tuple[str, TopicPartition]] = []
-        for name, topic, partition, offset, metadata, age_ms in part.positions:
+        if whole is not None and whole.begin:
+            self._losses.told(key, whole.lost)
+        for name, topic, partition, offset, metadata, age_ms, at in part.positions:
             self._check(link_name, name)
             group = self._groups.get((link_name, name))
             if group is None:
@@ -158,7 +173,9 @@ class Intake:
                 group.not_known(place)
             else:
                 wanted = None if offset is None else CommittedOffset(offset, metadata)
-                group.want(place, wanted, now - age_ms / 1000)
+                group.want(place, wanted, now - age_ms / 1000, at)
+            if self._losses.before(group) is not None:
+                group.silent_by = None
         for name in part.gone or ():
             group = self._groups.get((link_name, name))
             if group is not None:
@@ -216,6 +233,7 @@ class Intake:
                 del self._feeds[key]
                 self._unfinished.pop(key, None)
                 self._confirmations.end(key)
+                self._losses.told(key, None)
                 self._certain_from.pop(key, None)
                 for name, group in list(self._groups.items()):
                     if group.source == key:
@@ -236,13 +254,21 @@ class Intake:
                 self._touched(group)
 
     def note_silence(self, group: FollowedGroup) -> None:
-        """Have a group's committed offsets left as they are in topics that one end alone has, or that are held back."""
-        by = self._context.control.state.lookup, self._feeds.get(group.source)
+        """Have a group's committed offsets left as they are in topics that one end alone has, or that are held back.
+
+        And those that the source lost, until that is dealt with.
+        """
+        before = self._losses.before(group)
+        by = self._context.control.state.lookup, self._feeds.get(group.source), before, self._losses.trouble
         if group.silent_by == by:
             return
         places = {*group.wanted, *group.unknown, *(group.has or ())}
         found = {topic: self._silence(group, topic) for topic in {topic for topic, _ in places}}
-        group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
+        lost = {} if before is None else dict.fromkeys(group.put_back(before), self._losses.why)
+        group.silence(lost | {place: why for place in places if (why := found[place[0]]) is not None}, by)
+        if lost:
+            self._confirmations.resolve(group)
+            self._confirmations.report([group.source])
 
     def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
         """Why a group's committed offsets in a topic are left as they are, whatever is pushed; None: they are not.

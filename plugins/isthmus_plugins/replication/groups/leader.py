@@ -15,7 +15,15 @@ from functools import partial
 from typing import Final
 
 from isthmus_control.directions import pushed
-from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_commits, local_name, remote_name
+from isthmus_control.model import (
+    Link,
+    NamespaceMapping,
+    ResourceType,
+    leads_commits,
+    local_name,
+    overlap,
+    remote_name,
+)
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
@@ -25,6 +33,7 @@ from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.features import SOURCE_LOSSES
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace, SyncPlace
@@ -51,6 +60,8 @@ PENDING_INTERVAL_S: Final = 1.0
 RETRY_DELAY_S: Final = 0.5
 BROKEN_RETRY_S: Final = 10.0
 LANE: Final = "group-offsets"
+NO_EPOCH: Final = -1
+NOTHING: Final = (NO_EPOCH, -1)
 
 
 class GroupLeader(Part):
@@ -69,6 +80,8 @@ class GroupLeader(Part):
         self._sources: dict[int, Source] = {}
         self._tails: dict[int, asyncio.Event] = {}
         self._feeds: dict[str, Feed] = {}
+        self._confirmed: dict[tuple[str, int], tuple[int, int]] = {}
+        """By id of the link and partition: up to where it was confirmed last, in which leader epoch."""
         self.on_confirmed: Callable[[SyncPlace], None] = not_joined
         """Called when a follower end of a synchronous link has more."""
         self.pushed = asyncio.Event()
@@ -137,6 +150,7 @@ class GroupLeader(Part):
                 fed = feed.fed.get(source) if source is not None and source.leader_epoch == epoch else None
                 if fed is not None:
                     fed.confirmed(upto)
+                    self._confirmed[feed.link_id, partition] = epoch, fed.acked
                     self.on_confirmed(fed)
         return calls.Done()
 
@@ -452,7 +466,7 @@ class GroupLeader(Part):
                     feed.idle = False
             except LinkLost:
                 break
-            except (LinkRejected, TimeoutError) as error:
+            except (LinkRejected, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
                 log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
                 feed.pushed.clear()
                 await asyncio.sleep(RETRY_DELAY_S)
@@ -483,6 +497,8 @@ class GroupLeader(Part):
 
     async def _push(self, feed: Feed) -> bool:
         """Push what the follower end lacks; False if that was nothing."""
+        whole = self._next_whole(feed)
+        lost = await self._lost_end(feed, whole) if whole is not None and feed.confirms else None
         current = set(self._sources.values())
         withheld = self._withheld(feed)
         for source in [source for source in feed.pushed if source not in current]:
@@ -493,13 +509,13 @@ class GroupLeader(Part):
                 await self._end(feed.connection, (source.partition,))
         for source in [source for source in feed.pushed if feed.held_back.get(source, frozenset()) - withheld]:
             del feed.pushed[source]
-        for source in current:
-            if source.loaded and source not in feed.pushed:
-                if withheld and not feed.holds_back:
-                    await self._call(feed, [])  # the answer says whether it does
-                if withheld and not feed.holds_back:
-                    break
-                await self._push_whole(feed, source, frozenset(withheld))
+        if whole is not self._next_whole(feed):
+            return True  # it is another one by now
+        if whole is not None:
+            if withheld and not feed.holds_back:
+                await self._call(feed, [])  # the answer says whether it does
+            if not withheld or feed.holds_back:
+                await self._push_whole(feed, whole, frozenset(withheld), lost)
                 return True
         changes = []
         room = OFFSETS_AT_ONCE
@@ -517,6 +533,10 @@ class GroupLeader(Part):
         if len(feed.calls) >= CALLS_AT_ONCE:
             await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
         return True
+
+    def _next_whole(self, feed: Feed) -> Source | None:
+        """A partition that is to be pushed whole."""
+        return next((each for each in self._sources.values() if each.loaded and each not in feed.pushed), None)
 
     def _push_at_once(self, feed: Feed, source: Source) -> bool:
         """Push what was read just now to a follower end that confirms, if all else was pushed; whether nothing is left.
@@ -576,7 +596,9 @@ class GroupLeader(Part):
             self._push_anew(feed)
             raise
 
-    async def _push_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
+    async def _push_whole(
+        self, feed: Feed, source: Source, withheld: frozenset[str], lost: calls.LostEnd | None
+    ) -> None:
         """Push all that one partition adds up to, but for some topics, in as many calls as it takes."""
         feed.pushed[source] = {}
         feed.held_back[source] = withheld
@@ -603,10 +625,38 @@ class GroupLeader(Part):
                 source.partition,
                 source.leader_epoch,
                 tuple(self._committed_offset(feed, source, key, 0.0) for key in chunk),
-                whole=calls.WholePart(begin, end, held_back, feed.confirms),
+                whole=calls.WholePart(begin, end, held_back, feed.confirms, lost if begin else None),
                 upto=upto if end else None,
             )
             await self._call(feed, [part])
+
+    async def _lost_end(self, feed: Feed, source: Source) -> calls.LostEnd | None:
+        """What the log lost of what the follower end had confirmed, as its leader epochs say. Raises BrokerUnavailable,
+        KafkaRefused."""
+        if SOURCE_LOSSES not in feed.connection.peer_features:
+            return None
+        said = await feed.connection.call(calls.ConfirmedCommits(source.partition))
+        epoch, upto = max((said.epoch, said.upto), self._confirmed.get((feed.link_id, source.partition), NOTHING))
+        if epoch in (NO_EPOCH, source.leader_epoch):
+            return None  # nobody else has led since
+        known, end = await self._context.cluster.epoch_end(OFFSETS_TOPIC, source.partition, epoch)
+        if known == NO_EPOCH:  # nothing is left of it, nor has anybody written since
+            end = source.next_offset
+        if end >= upto:
+            return None
+        extra = {"link": feed.link_name, "partition": source.partition, "offset": end, "confirmed": upto}
+        log.error("offsets topic lost what was confirmed", extra=extra)
+        return calls.LostEnd(end, upto, epoch, self._strict(feed))
+
+    def _strict(self, feed: Feed) -> tuple[str, ...]:
+        """The pushed namespaces of groups, by the follower's names, some of whose groups are in a strict one."""
+        strict = [
+            each.prefix
+            for each in self._context.control.state.namespaces.values()
+            if each.type is ResourceType.CONSUMER_GROUP and each.demands.strict
+        ]
+        led = [each for each in feed.mappings if each.leads_groups]
+        return tuple(each.remote_prefix for each in led if any(overlap(each.local_prefix, one) for one in strict))
 
     def _committed_offset(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> calls.CommittedOffset:
         """One committed offset as a call carries it, of a group and a topic that the link has."""
@@ -618,13 +668,15 @@ class GroupLeader(Part):
         )
         assert remote_group is not None
         assert remote_topic is not None
+        read = source.next_offset - 1
         if group is not None and place in group.unreadable:
-            return calls.CommittedOffset(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms)
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms, read)
         committed = None if group is None else group.offsets.get(place)
-        if committed is None:
-            return calls.CommittedOffset(remote_group, remote_topic, key.partition, None, "", age_ms)
+        if group is None or committed is None:
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, None, "", age_ms, read)
+        at = group.counts_from[place]
         return calls.CommittedOffset(
-            remote_group, remote_topic, key.partition, committed.offset, committed.metadata, age_ms
+            remote_group, remote_topic, key.partition, committed.offset, committed.metadata, age_ms, at
         )
 
     def _upto(

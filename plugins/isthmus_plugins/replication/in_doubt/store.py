@@ -60,6 +60,8 @@ WHOLE_TIMEOUT_S: Final = 15.0
 RECENT_S: Final = 60.0
 """How long a broker may take to have on its disk what it confirmed: twice what Linux waits before it writes."""
 RETRY_S: Final = 0.2
+NO_EPOCH: Final = -1
+"""In the place of the leader epoch of a decision that a peer of before has sent."""
 CREATE_TIMEOUT_S: Final = 30.0
 
 _PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
@@ -232,8 +234,11 @@ class TransactionStore(Part):
         sent_by = sender + AGAIN if said.again else sender
         for topic, partition, end, earlier in said.places:
             key = (DECISION, link_id, said.producer_id, topic, partition, sent_by, self._context.proxy_name)
-            if self._latest.get(key, identity) <= identity:
-                self._latest[key] = identity
+            known, this = self._latest.get(key, identity), identity
+            if this[1] == NO_EPOCH and known[2] <= this[2]:
+                this = this[0], known[1], this[2]
+            if known <= this:
+                self._latest[key] = this
                 carried = [list(each) for each in earlier]
                 yield Entry(key, {**common, "end": end, **({"earlier": carried} if carried else {})})
 
@@ -450,12 +455,37 @@ class TransactionStore(Part):
                     latest.pop(key, None)
                 else:
                     latest[key] = json.loads(record.value)
-        return latest
+        return _with_epochs(latest)
 
 
 def identity_of(decision: Mapping[str, Any]) -> tuple[int, int, int]:
     """Of a decision's entry; what was stored before there were epochs has none."""
     return calls.LogPlace(*map(int, decision["at"][:3])).identity
+
+
+def _with_epochs(
+    entries: Mapping[tuple[Any, ...], Mapping[str, Any]],
+) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
+    """Decisions that a peer of before sent, which said no leader epoch, with that of what stands before them.
+
+    Also after a downgrade they are later than what their source decided before.
+    """
+    known: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    """By link and partition of the source's transaction log: where (offset) it had reached which epoch."""
+    without: list[tuple[Any, ...]] = []
+    for key, value in entries.items():
+        if key[0] == DECISION:
+            partition, epoch, offset = identity_of(value)
+            if epoch == NO_EPOCH:
+                without.append(key)
+            else:
+                known.setdefault((key[1], partition), []).append((offset, epoch))
+    found = dict(entries)
+    for key in without:
+        partition, _, offset = identity_of(entries[key])
+        epoch = max((epoch for at, epoch in known.get((key[1], partition), ()) if at <= offset), default=NO_EPOCH)
+        found[key] = {**entries[key], "at": [partition, offset, epoch]}
+    return found
 
 
 def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stored:

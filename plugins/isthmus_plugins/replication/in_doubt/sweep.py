@@ -3,7 +3,8 @@
 A producer that goes on replaces its own entries; those of one that is gone stay. An entry of a partition is of no use
 when the partition has all below its ``end``, and no transaction of that producer is open there: what is open later is
 of another one. That is looked at once in a while, of entries that were there the last time, too. Only the proxy that
-wrote an entry takes it out, oldest ones first, so that no copy of an older decision comes to light.
+wrote an entry takes it out, oldest ones first, and of copies those with a larger end, so that none comes to light
+of an older decision, or with an end that is not the decision's.
 """
 
 from __future__ import annotations
@@ -78,11 +79,16 @@ class TransactionSweep(Part):
 
     async def _void(self, mine: Mapping[Key, Value], entries: Mapping[Key, Value]) -> list[tuple[Key, Value]]:
         names = {link.link_id: link.name for link in self._context.control.state.links.values()}
-        oldest: dict[Key, tuple[int, ...]] = {}
+        first: dict[Key, tuple[tuple[int, ...], int]] = {}
+        """By place of a producer: the oldest decision, and the largest end of its copies, negative."""
+        smallest: dict[tuple[Key, tuple[int, ...]], int] = {}
+        """By place and decision: the smallest end of its copies, which is its end."""
         stable: dict[Key, int] = {}
         for key, value in entries.items():
             if key[0] == DECISION:
-                oldest[key[:5]] = min(oldest.get(key[:5], identity_of(value)), identity_of(value))
+                identity, end = identity_of(value), int(value["end"])
+                first[key[:5]] = min(first.get(key[:5], (identity, -end)), (identity, -end))
+                smallest[key[:5], identity] = min(smallest.get((key[:5], identity), end), end)
             elif key[0] == STABLE:
                 stable[key[1], key[3]] = max(int(value["settled"]), stable.get((key[1], key[3]), 0))
         found: list[tuple[Key, Value]] = []
@@ -92,18 +98,20 @@ class TransactionSweep(Part):
             is_void = key[0] == OFFSETS and int(key[5]) < stable.get((key[1], key[4]), 0)
             if name is None or is_void:  # nobody can ask for what a link knew that was deleted
                 found.append((key, value))
-            elif key[0] == DECISION and identity_of(value) == oldest[key[:5]]:
+            elif key[0] == DECISION and (identity_of(value), -int(value["end"])) == first[key[:5]]:
                 place = str(key[3]), int(key[4])
                 if place[0] != OFFSETS_TOPIC:
                     by_place.setdefault(place, []).append((key, value))
-                elif self._stable_offset(name, place[1]) >= int(value["end"]):
+                elif self._stable_offset(name, place[1]) >= smallest[key[:5], identity_of(value)]:
                     found.append((key, value))
         ends = await self._context.cluster.high_watermarks(by_place) if by_place else {}
         for place, some in by_place.items():
             if place in ends:
                 is_open = await self._open(place)
                 found += [
-                    (key, value) for key, value in some if int(value["end"]) <= ends[place] and key[2] not in is_open
+                    (key, value)
+                    for key, value in some
+                    if smallest[key[:5], identity_of(value)] <= ends[place] and key[2] not in is_open
                 ]
         return found
 

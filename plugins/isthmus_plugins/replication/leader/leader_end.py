@@ -211,7 +211,7 @@ class LeaderEnd(Part):
             tail.remove(stream)
         self.resume_tails(stream.key.link)
         if why is not None and not stream.connection.lost:
-            self._tasks.start(f"close-{stream.stream_id}", self._report_closed(stream, *why))
+            self._tasks.start("close", self._report_closed(stream, *why))
 
     async def _report_closed(self, stream: LeaderStream, code: str, message: str) -> None:
         try:
@@ -311,7 +311,7 @@ class LeaderEnd(Part):
             return  # the follower has ended it
         if objection is not None:
             before = self.stopped.get(key)
-            if before is not None and before.code in reasons.DIVERGED and objection[0] in reasons.DIVERGED:
+            if before is not None and before.code in reasons.DIFFER and objection[0] in reasons.DIVERGED:
                 objection = before.code, before.message  # what was found first says more
             waiting = reasons.waiting_state(objection[0]) is not None
             self.stop_stream(stream, *objection, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S)
@@ -338,7 +338,9 @@ class LeaderEnd(Part):
         read_at, compacts = self._policies.get(topic_id, (float("-inf"), False))
         if self._clock.monotonic() - read_at > POLICY_KNOWN_S:
             compacts = await self._verification.compacts(topic, topic_id)
-            self._policies[topic_id] = (self._clock.monotonic(), compacts)
+            now = self._clock.monotonic()
+            self._policies = {each: known for each, known in self._policies.items() if now - known[0] <= POLICY_KNOWN_S}
+            self._policies[topic_id] = (now, compacts)
         return compacts
 
     async def ended_transactions(

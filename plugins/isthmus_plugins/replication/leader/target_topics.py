@@ -130,6 +130,10 @@ class TargetTopics:
                 self.prepared[link_name, name] = PreparedTopic(
                     made.remote_topic, said.ready, said.code, said.message, said.leaders or (), made.filling
                 )
+            links, led = self._context.control.state.links, frozenset(every)
+            for link, topic in list(self.prepared):
+                if link not in links or (link == link_name and topic not in led):
+                    del self.prepared[link, topic]
             configured = {name: configs for name, configs in preparing.configured.items() if name in wanted}
             for request in requests:
                 if request.configs is not None and self.prepared[link_name, request.topic].code is None:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from isthmus_control.acls import AclBinding
-from isthmus_control.model import AckTerms, LinkSettings, NamespaceMapping, OffsetsForm, ResourceType, Role
+from isthmus_control.model import (
+    AckTerms,
+    LinkSettings,
+    NamespaceMapping,
+    OffsetsForm,
+    OnSourceLoss,
+    ResourceType,
+    Role,
+)
 from isthmus_plugins.replication.link.call_codec import LEFT_OUT, MERGED, Question, named
 
 
@@ -114,6 +122,19 @@ class UndoCreateLink(Question[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class TellAnchors(Question[Done]):
+    """How far the asking cluster's control log is, and how far the other one's was when it said that last.
+
+    Anchors as :mod:`isthmus_control.anchors` writes them. Only where the peer knows the feature ``control-anchors``.
+    """
+
+    METHOD = "tell_anchors"
+
+    own: str | None = None
+    heard: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteLink(Question[Done]):
     """Who deletes the link has the other cluster delete its half first."""
 
@@ -211,11 +232,23 @@ class Attach(Question[Done]):
     disable_transaction_verification: bool | None = field(default=None, metadata=LEFT_OUT)
     truncate_topic_ids: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
     """The topics that the operator agreed to lose."""
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
 
     @classmethod
     def other_end(cls, mapping: NamespaceMapping) -> Attach:
         """Has the other end of a pair attached that is attached here, without consents."""
         return cls(mapping.type, mapping.remote_prefix, mapping.local_prefix, mapping.role.other)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterMapping(Question[Done]):
+    """Have what is set of a pair of namespaces changed at the asked end, which follows; by its name there."""
+
+    METHOD = "alter_mapping"
+
+    type: ResourceType
+    local: str
+    on_source_loss: OnSourceLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,6 +624,8 @@ class LimitsAnswer:
     log_end: int
     compacts: bool
     topic_id: str | None = None
+    strict: bool = False
+    """Whether a namespace that holds the topic is strict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -766,6 +801,8 @@ class CommittedOffset(NamedTuple):
     metadata: str
     age_ms: int
     """How long ago the leader end read it."""
+    at: int = -1
+    """Where it came to count in the offsets log, or was read later; -1: of a peer of before, which does not say."""
 
 
 class Pending(NamedTuple):
@@ -791,6 +828,19 @@ class OpenSince(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LostEnd:
+    """A partition of the source's offsets topic has lost the end that the follower had confirmed."""
+
+    from_offset: int
+    to_offset: int
+    """As far as it was confirmed."""
+    epoch: int
+    """The leader epoch that it was confirmed in."""
+    strict: tuple[str, ...] = ()
+    """Namespaces of groups, by the follower's names, that the source has as strict."""
+
+
+@dataclass(frozen=True, slots=True)
 class WholePart:
     """One of the calls that push a partition whole."""
 
@@ -800,6 +850,7 @@ class WholePart:
     """Topics whose committed offsets are not pushed for now."""
     confirm: bool = False
     """Whether the follower end is to confirm what its coordinators have."""
+    lost: LostEnd | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -846,6 +897,22 @@ class GroupOffsets(Question[GroupOffsetsAnswer]):
     parts: tuple[OffsetsPart, ...]
     topics: tuple[str, ...] | None = None
     """The topic namespaces whose committed offsets it pushes, by the follower's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedCommitsAnswer:
+    epoch: int = -1
+    """The source's leader epoch in which that was; -1: nothing is known."""
+    upto: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedCommits(Question[ConfirmedCommitsAnswer]):
+    """Before it pushes a partition of its offsets topic whole the leader end asks how far the follower confirmed it."""
+
+    METHOD = "confirmed_commits"
+
+    partition: int
 
 
 class Applied(NamedTuple):
@@ -899,6 +966,9 @@ class EndGroupOffsets(Question[Done]):
 
 # ---- synchronous links ----
 
+OPEN_END: Final = (1 << 63) - 1
+"""In place of a partition's end: above all offsets."""
+
 
 class Earlier(NamedTuple):
     """A decision before another one, which is not known to be carried out."""
@@ -916,7 +986,7 @@ class DecidedPlace(NamedTuple):
     topic: str
     partition: int
     end: int
-    """Its transaction's records stand below."""
+    """Its transaction's records stand below; :data:`OPEN_END`: that is not known yet, and comes later."""
     earlier: tuple[Earlier, ...] = ()
 
 
@@ -958,6 +1028,46 @@ class Decide(Question[Done]):
     IN_ORDER = True
 
     decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaidLoss:
+    """See :class:`~isthmus_plugins.links.SourceLossStatus`; in the names of the source."""
+
+    number: int
+    type: str
+    topic: str
+    remote_topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    count: int
+    groups: int
+    state: str
+    found_ms: int
+    found_by: str
+    message: str
+    salvage_proxy: str | None = field(default=None, metadata=LEFT_OUT)
+    salvage_file: str | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLosses(Question[Done]):
+    """The follower says what the source lost although it had acked it In-Sync: all that nobody acknowledged."""
+
+    METHOD = "source_losses"
+
+    losses: tuple[SaidLoss, ...] = ()
+    left_off: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeSourceLosses(Question[Done]):
+    """The source's operator knows of its losses up to this number: the follower tells them no more."""
+
+    METHOD = "acknowledge_source_losses"
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from isthmus_plugins import dialling
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import features, reasons
 from isthmus_plugins.replication.link.call_codec import A, Answering, MalformedCall, Question, answer_to, to_wire
 from isthmus_plugins.replication.link.congestion import CongestionControl
 from isthmus_plugins.tasks import Supervision, Tasks
@@ -45,13 +45,6 @@ INVALID_REQUEST: Final = "INVALID_REQUEST"
 """What a peer answers to a call that it does not understand."""
 INVALID_ANSWER: Final = "INVALID_ANSWER"
 """In the place of a peer's answer that this version does not understand."""
-SYNC_LEASE: Final = "sync-lease"
-DECISIONS: Final = "decisions"
-CONFIRMED_COMMITS: Final = "confirmed-commits"
-SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
-"""What synchronous links need of a peer."""
-FEATURES: Final = (SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS)
-"""What this version knows beyond its version of the protocol. Said in the handshake by both ends."""
 FLUSH_TIMEOUT_S: Final = 2.0
 """How long a connection that ends may still send what is queued (the reason of a rejection, say)."""
 
@@ -127,9 +120,9 @@ class Receiver:
 class LinkConnection(asyncio.Protocol):
     """One end of a connection between two proxies.
 
-    ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` (dialler only) looks at
-    a CHALLENGE whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake is
-    over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
+    ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` looks at what a peer
+    said of itself whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake
+    is over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
     """
 
     def __init__(
@@ -248,9 +241,8 @@ class LinkConnection(asyncio.Protocol):
 
     @property
     def peer_features(self) -> frozenset[str]:
-        """What the peer knows of :data:`FEATURES`, and of those to come; nothing if it is older than them."""
-        features = self.peer.get("features")
-        return frozenset(map(str, features)) if isinstance(features, list) else frozenset()
+        """What the peer knows (:mod:`~isthmus_plugins.replication.link.features`)."""
+        return features.known_by(self.peer)
 
     @property
     def peer_address(self) -> str:
@@ -417,6 +409,8 @@ class LinkConnection(asyncio.Protocol):
             words = link.transcript(self._hello, self._challenge)
             if not self._proof_holds("dialler", words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
+            if self._approve is not None:
+                self._approve(self._hello)
             self.send(link.encode_json(MessageType.WELCOME, {}))
             self._handshake_done(self._hello)
         else:

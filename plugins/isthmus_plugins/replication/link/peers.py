@@ -15,15 +15,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from isthmus_control.anchors import Anchor, MalformedAnchor
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, LinkMode
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
+from isthmus_plugins import descriptors
+from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.rarely import Rarely
+from isthmus_plugins.replication.link import calls, features, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
-    FEATURES,
     Credential,
     LinkConnection,
     LinkLost,
@@ -38,6 +41,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 PURPOSE_CREATE: Final = "create-link"
 PURPOSE_LINK: Final = "link"
+HEARD: Final = "control_anchor"
+"""In a HELLO: how far the control log of the other cluster had been."""
 REDIAL_DELAY_MIN_S: Final = 0.2
 REDIAL_DELAY_MAX_S: Final = 2.0
 DELETED_LINK_GRACE_S: Final = 1.0
@@ -52,6 +57,8 @@ _REASONS: Final = {
     "LINK_NOT_FOUND": ReasonCode.PEER_HAS_NO_SUCH_LINK,
 }
 """What a peer's rejection is called in status."""
+BEHIND_S: Final = 10.0
+"""A peer that does not know what a link needs, and was not heard of for so long, is gone; it dials more often."""
 TOPOLOGY_INTERVAL_S: Final = 2.0
 """How often a peer is asked for its cluster's proxies: one that is new is dialled within this time."""
 
@@ -67,6 +74,8 @@ class PeerState:
     """By the peer proxy's name."""
     dialling: set[str] = field(default_factory=set)
     """Addresses for which a task is dialling or keeps a connection."""
+    behind: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By name, the peer proxies that do not know what the link needs: what that is, and when they were asked last."""
 
 
 class LinkPeers(Part):
@@ -88,7 +97,10 @@ class LinkPeers(Part):
         """Connections that were accepted and are in the handshake, or create a link."""
         self._leaving: set[LinkConnection] = set()
         """Connections of links that were deleted just now."""
-        self._server: asyncio.Server | None = None
+        self._arriving: set[LinkConnection] = set()
+        """Connections that were accepted and not made yet: in their TLS handshake."""
+        self._acceptor: Acceptor[LinkConnection] | None = None
+        self._refused = Rarely(_log_refused)
 
     # ---- life ----
 
@@ -115,13 +127,23 @@ class LinkPeers(Part):
         spec = self._context.link_listener
         if spec is None:
             return
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._acceptor, spec.host, spec.port, ssl=spec.server_tls)
-        self._context.link_listening(self._server.sockets[0].getsockname()[1])
+        self._acceptor = spec.acceptor(
+            spec.host,
+            spec.port,
+            self._accept,
+            self._context.supervision,
+            arriving=self._arriving,
+            admits=self._admits,
+            failed=lambda peer, error: self._refused.one(f"{peer}: TLS_HANDSHAKE_FAILED, {error}"),
+            tls=spec.server_tls,
+        )
+        await self._acceptor.bind()
+        self._acceptor.listen(HANDSHAKES_MAX)
+        self._context.link_listening(self._acceptor.port)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         await self._tasks.close()
         for connection in [*self._accepted, *self._leaving, *self.all_connections()]:
             await connection.stopped()
@@ -139,8 +161,12 @@ class LinkPeers(Part):
                 self._leaving = {other for other in self._leaving if not other.lost} | {connection}
         for link in wanted.values():
             peer = self._states.setdefault(link.name, PeerState())
-            for connection in peer.connections.values():
+            for connection in list(peer.connections.values()):
                 connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
+                try:
+                    self._check_features(link, connection.peer)
+                except LinkRejected as error:
+                    connection.close(error.message)
             if link.dials:
                 for address in link.remote_addresses:
                     self._keep_dialling(link.name, peer, address)
@@ -152,6 +178,12 @@ class LinkPeers(Part):
             if state.last_heard is None or connection.last_heard > state.last_heard:
                 state.last_heard = connection.last_heard
         return state
+
+    def behind(self, link_name: str) -> str | None:
+        """What the link needs that a proxy of the peer does not know, in words."""
+        state, since = self._states.get(link_name), self._clock.monotonic() - BEHIND_S
+        found = [] if state is None else [message for message, at in state.behind.values() if at > since]
+        return "; ".join(sorted(found)) or None
 
     def connections(self, link_name: str) -> list[LinkConnection]:
         """The live connections of a link, in the order of their peers' names: the same first one until it goes."""
@@ -202,11 +234,13 @@ class LinkPeers(Part):
 
     async def _dial(self, link_name: str, link: Link, state: PeerState, address: str) -> LinkConnection:
         """Connect to one address of a link's peer and take the connection into use."""
+        self._check_may_go_on(link)
         host, _, port = address.rpartition(":")
         already: list[LinkConnection] = []
 
         def approve(peer: dict[str, Any]) -> None:
             self._check_cluster(link, peer)
+            self._check_features(link, peer)
             known = state.connections.get(str(peer.get("proxy")))
             if known is not None and not known.lost and known.peer.get("incarnation") == peer.get("incarnation"):
                 already.append(known)
@@ -218,7 +252,7 @@ class LinkPeers(Part):
                 int(port),
                 clock=self._clock,
                 supervision=self._context.supervision,
-                hello={"purpose": PURPOSE_LINK, "link_id": link.link_id},
+                hello=self._hello(link),
                 secret=self._context.secret_of(link),
                 identity=self._identity(),
                 tls=self._context.link_client_tls,
@@ -254,23 +288,30 @@ class LinkPeers(Part):
 
     # ---- accepting ----
 
-    def _acceptor(self) -> LinkConnection:
+    def _admits(self, descriptor: int, peer: str) -> bool:
+        """Whether one more connection may come in. What it is shows in the handshake; until then there are so many."""
+        self._accepted = {other for other in self._accepted if not other.lost}
+        if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX:
+            self._refused.one(f"{peer}: TOO_MANY, there are too many connections that have not proved anything")
+        elif descriptors.is_kept(descriptor):
+            self._refused.one(f"{peer}: TOO_MANY, file descriptors run short")
+        else:
+            return True
+        return False
+
+    def _accept(self) -> LinkConnection:
         return LinkConnection(
             clock=self._clock,
             supervision=self._context.supervision,
             accept=self._look_up,
+            approve=self._approve,
             identity=self._identity(),
             on_ready=self._accepted_ready,
             on_made=self._made,
         )
 
     def _made(self, connection: LinkConnection) -> None:
-        """A connection came in. What it is shows in the handshake; until then there are only so many."""
-        self._accepted = {other for other in self._accepted if not other.lost}
-        if len(self._accepted) >= HANDSHAKES_MAX:
-            log.warning("link connection refused", extra={"peer": connection.peer_address, "code": "TOO_MANY"})
-            connection.close("too many connections that have not proved anything")
-            return
+        self._arriving.discard(connection)
         self._accepted.add(connection)
 
     def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
@@ -293,8 +334,15 @@ class LinkPeers(Part):
                 if link.link_id == hello.get("link_id"):
                     self._check_cluster(link, hello)
                     return Credential(self._context.secret_of(link))
+            self._claimed(hello, connection)
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
+
+    def _approve(self, hello: dict[str, Any]) -> None:
+        """A dialler whose proof holds may come in. Raises LinkRejected."""
+        for link in self._context.control.state.links.values():
+            if hello.get("purpose") == PURPOSE_LINK and link.link_id == hello.get("link_id"):
+                self._check_features(link, hello)
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
@@ -316,8 +364,22 @@ class LinkPeers(Part):
             "proxy": self._context.proxy_name,
             "incarnation": self._context.incarnation,
             "brokers": "all" if brokers is None else sorted(brokers),
-            "features": list(FEATURES),
+            "features": list(features.FEATURES),
         }
+
+    def _hello(self, link: Link) -> dict[str, Any]:
+        """What a dialler says. A cluster that lost its control log has no link to say the rest to."""
+        heard = self._context.control.anchors.heard_of(link.remote_cluster_id)
+        hello = {"purpose": PURPOSE_LINK, "link_id": link.link_id}
+        return hello if heard is None else {**hello, HEARD: heard.encode()}
+
+    def _claimed(self, hello: Mapping[str, Any], connection: LinkConnection) -> None:
+        try:
+            anchor = Anchor.decode(str(hello[HEARD]))
+        except (KeyError, MalformedAnchor):
+            return
+        by = f"proxy {hello.get('proxy')!r} at {connection.peer_address}, of a link that this cluster does not know"
+        self._context.control.anchors.claimed(anchor, by)
 
     def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:
         if peer.get("cluster_id") != link.remote_cluster_id:
@@ -325,6 +387,23 @@ class LinkPeers(Part):
                 ReasonCode.PEER_IS_ANOTHER_CLUSTER,
                 f"the peer is of cluster {peer.get('cluster_id')}, the link goes to {link.remote_cluster_id}",
             )
+
+    def _check_may_go_on(self, link: Link) -> None:
+        """This proxy knows all that its control log says of the link. Raises LinkRejected."""
+        stopped = self._context.control.state.lookup.stopped.get(link.name)
+        if stopped is not None:
+            raise LinkRejected(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
+
+    def _check_features(self, link: Link, peer: Mapping[str, Any]) -> None:
+        """The link may go on here, and the peer knows what it needs. Raises LinkRejected."""
+        self._check_may_go_on(link)
+        missing = features.missing(link, peer)
+        behind = self._states.setdefault(link.name, PeerState()).behind
+        if missing is None:
+            behind.pop(str(peer.get("proxy")), None)
+            return
+        behind[str(peer.get("proxy"))] = missing, self._clock.monotonic()
+        raise LinkRejected("UNSUPPORTED_VERSION", missing)
 
     def _take(self, link_name: str, link: Link, state: PeerState, connection: LinkConnection) -> None:
         """Take a connection into use; the same proxy's one from before is dead by now."""
@@ -403,6 +482,10 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return ReasonCode.TIMEOUT_ERROR
     return ReasonCode.BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR
+
+
+def _log_refused(connections: int, detail: str) -> None:
+    log.warning("link connections refused", extra={"connections": connections, "detail": detail})
 
 
 def _is_loopback(address: str) -> bool:

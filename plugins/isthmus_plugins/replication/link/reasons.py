@@ -32,9 +32,9 @@ LINK_LOST: Final = "LINK_LOST"
 SOURCE_UNAVAILABLE: Final = "SOURCE_UNAVAILABLE"
 BROKER_UNAVAILABLE: Final = "BROKER_UNAVAILABLE"
 
-DIVERGED: Final = frozenset(
-    {ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION, ReasonCode.TRUNCATING}
-)
+DIFFER: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
+"""A follower's log is not its source's any more: its topic is truncated."""
+DIVERGED: Final = DIFFER | {ReasonCode.TRUNCATING, ReasonCode.SOURCE_LOST_RECORDS}
 REFUSED: Final = frozenset(
     {
         ReasonCode.TARGET_TOPIC_NOT_EMPTY,

@@ -6,12 +6,13 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, replace
 
-from isthmus_control.commands import AttachNamespace, DetachNamespace
+from isthmus_control.commands import AlterMapping, AttachNamespace, DetachNamespace
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
     FollowerTopic,
     Link,
     NamespaceMapping,
+    OnSourceLoss,
     ResourceType,
     Role,
 )
@@ -36,6 +37,7 @@ from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.target_topics import predecessors
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link.features import SOURCE_LOSSES
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -67,6 +69,9 @@ class Attaching:
         kind, role = ResourceType(request.type), Role(request.role)
         if kind is ResourceType.PRINCIPAL:
             return await self._attach_principals(link, request, role)
+        on_source_loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
+        if on_source_loss is not None and role is Role.LEADER:
+            self._commands.knows(link_name, SOURCE_LOSSES)
         there = calls.Attach(
             kind,
             request.remote,
@@ -75,6 +80,7 @@ class Attaching:
             truncate_target=request.truncate_target,
             # The follower's end is what consents are about, and the leader's takes none.
             disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
+            on_source_loss=on_source_loss if role is Role.LEADER else None,
         )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
@@ -94,7 +100,11 @@ class Attaching:
             groups = [GroupPlan.model_validate(asdict(plan)) for plan in answer.groups]
             verification = TransactionVerificationPlan.model_validate(asdict(answer.transaction_verification))
         else:
-            here = replace(here, disable_transaction_verification=request.disable_transaction_verification)
+            here = replace(
+                here,
+                disable_transaction_verification=request.disable_transaction_verification,
+                on_source_loss=on_source_loss,
+            )
             led = kind is ResourceType.TOPIC
             topics = (await self._commands.call(link_name, calls.LedTopics(request.remote))).topics if led else ()
             plans, verification = await self._plan(here, topics, request.truncate_target)
@@ -128,6 +138,8 @@ class Attaching:
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
         """Attach principals, whose bindings both clusters must let their proxies see, and the follower's change."""
+        if request.on_source_loss is not None:
+            raise OperationError("INVALID", "principals are no part of what a source may lose: leave it out", 422)
         here = AttachNamespace(
             link.name, ResourceType.PRINCIPAL, request.local, request.remote, role, create_missing=True
         )
@@ -266,6 +278,22 @@ class Attaching:
         topics = await self._commands.for_peer(self.led_topics(question.prefix))
         return calls.LedTopicsAnswer(topics, tuple(sorted(self._context.control.state.truncations)))
 
+    async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
+        """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""
+        link, kind = self._commands.link(link_name), ResourceType(request.type)
+        wanted = OnSourceLoss(request.on_source_loss)
+        mapping = link.mapping(kind, request.local)
+        if mapping is None or mapping.role is Role.FOLLOWER:  # the control log says what is wrong, if anything is
+            await self._commands.append(AlterMapping(link_name, kind, request.local, wanted))
+            return
+        self._commands.knows(link_name, SOURCE_LOSSES)
+        await self._commands.call(link_name, calls.AlterMapping(kind, mapping.remote_prefix, wanted))
+
+    async def on_alter_mapping(self, connection: LinkConnection, question: calls.AlterMapping) -> calls.Done:
+        body = AlterMapping(connection.link_name, question.type, question.local, question.on_source_loss)
+        await self._commands.append_for_peer(body)
+        return calls.Done()
+
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
         """Detach the mapping at both ends: the leader first, so that the follower has all that was sent."""
         link = self._commands.link(link_name)
@@ -329,6 +357,7 @@ def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach
         body,
         truncate_topic_ids=(question.truncate_topic_ids or ()) if isinstance(question, calls.Attach) else (),
         disable_transaction_verification=bool(question.disable_transaction_verification),
+        on_source_loss=question.on_source_loss if isinstance(question, calls.Attach) else None,
     )
 
 

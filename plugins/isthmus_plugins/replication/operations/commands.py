@@ -11,6 +11,7 @@ from isthmus_control.commands import Body, Command
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome, Rejected, Rejection
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
@@ -63,6 +64,21 @@ class LinkCommands:
                 503,
             )
         return connections[0]
+
+    def knows(self, link_name: str, feature: str) -> None:
+        """Raise OperationError unless every connected proxy of the other cluster knows something."""
+        self.connection(link_name)
+        older = [
+            str(each.peer.get("proxy"))
+            for each in self._peers.connections(link_name)
+            if feature not in each.peer_features
+        ]
+        if older:
+            raise OperationError(
+                ReasonCode.PEER_VERSION_UNSUPPORTED,
+                f"proxies of the other cluster are of a version that does not know this: upgrade {', '.join(older)}",
+                409,
+            )
 
     async def call(self, link_name: str, question: Question[A]) -> A:
         """Ask the other end of a link, for 60 s at most."""

@@ -12,8 +12,8 @@ from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCod
 from isthmus_plugins.links import LinkStatus, ModeResult, OperationError, SetMode
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.link.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls, features
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.partitions import LinkPartition
 
@@ -108,7 +108,9 @@ class LinkModes:
         if not connections:
             raise OperationError("UNAVAILABLE", f"link {link.name!r} was disconnected just now", 503)
         old = sorted(
-            str(each.peer.get("proxy")) for each in connections if not each.peer_features.issuperset(SYNC_FEATURES)
+            str(each.peer.get("proxy"))
+            for each in connections
+            if not each.peer_features.issuperset(features.SYNC_FEATURES)
         )
         if old:
             raise OperationError(

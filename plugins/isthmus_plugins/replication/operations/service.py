@@ -32,6 +32,7 @@ from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
+from isthmus_plugins.replication.operations.acknowledging import Acknowledging
 from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.creation import LinkCreation
@@ -43,6 +44,7 @@ from isthmus_plugins.replication.operations.topic_decisions import TopicDecision
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.links import LinkStatuses
+from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.status.truncations import truncation_statuses
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
@@ -67,6 +69,7 @@ class LinkService(Part):
         sync_leases: SyncLeases,
         store: TransactionStore,
         shared_settings: SharedSettings,
+        told_losses: ToldSourceLosses,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
@@ -109,8 +112,10 @@ class LinkService(Part):
             sync_partitions,
             sync_leases,
             shared_settings,
+            told_losses,
             lambda: self._promotions.trouble,
         )
+        self._acknowledging = Acknowledging(commands, told_losses)
         self._modes = LinkModes(
             self._statuses.of,
             leader_end.stream,
@@ -132,6 +137,7 @@ class LinkService(Part):
         return (
             calls.PlanAttach.by(self.attaching.on_plan_attach),
             calls.Attach.by(self.attaching.on_attach),
+            calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
             calls.LedTopics.by(self.attaching.on_led_topics),
             calls.CheckAcls.by(self.attaching.on_check_acls),
@@ -140,6 +146,7 @@ class LinkService(Part):
             calls.TopicSettings.by(self.on_topic_settings),
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
+            calls.AcknowledgeSourceLosses.by(self._acknowledging.on_acknowledge),
         )
 
     def create_answers(self) -> Sequence[Answering]:
@@ -198,6 +205,11 @@ class LinkService(Part):
         """Attach a pair of namespaces at both ends; the follower decides first."""
         return await self.attaching.attach(link_name, request)
 
+    async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> LinkStatus:
+        """Change what is set of a pair of namespaces, whichever end is asked."""
+        await self.attaching.alter_mapping(link_name, request)
+        return self.status(link_name)
+
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
         """Detach the mapping at both ends: the leader first, so that the follower has all that was sent."""
         await self.attaching.detach(link_name, local_prefix, type_, local_only)
@@ -216,6 +228,10 @@ class LinkService(Part):
         """The truncations of a link's topics."""
         self._commands.link(link_name)
         return truncation_statuses(self._context.control.state, link_name)
+
+    async def acknowledge(self, link_name: str) -> links.Acknowledged:
+        """Tell no more what a source lost, as far as this proxy has told it."""
+        return await self._acknowledging.acknowledge(self._commands.link(link_name))
 
     # ---- promotion ----
 
@@ -293,6 +309,10 @@ class LinkService(Part):
     async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
         """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
         return await self._decisions.recreate(topic, dry_run)
+
+    async def truncate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """Cut a topic that is held because its source lost records."""
+        return await self._decisions.truncate(topic, dry_run)
 
     async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
         """End the truncation of a topic that lost its local copy, and whose source does not refill it."""

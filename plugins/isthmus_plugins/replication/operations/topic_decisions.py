@@ -11,8 +11,15 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from isthmus_control.commands import Body, ForgetFollowerTopic, GiveUpTruncation, RecreateFollowerTopic
+from isthmus_control.commands import (
+    Body,
+    ForgetFollowerTopic,
+    GiveUpTruncation,
+    RecreateFollowerTopic,
+    ReleaseSourceLosses,
+)
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
+from isthmus_control.source_losses import LossState
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext
@@ -123,6 +130,22 @@ class TopicDecisions:
         )
         return _decision(record, fate, "give up", dry_run, lost, message)
 
+    async def truncate(self, topic: str, dry_run: bool) -> TopicDecision:
+        """Cut a topic to its source's log, which lost what it had acked In-Sync."""
+        record = self._record(topic)
+        held = [
+            loss
+            for loss in self._context.control.state.source_losses
+            if loss.state is LossState.HELD and (loss.topic, loss.topic_id) == (topic, record.topic_id)
+        ]
+        if not held:
+            raise OperationError("CONFLICT", f"nothing of {topic} is held: what its source lost is cut by itself", 409)
+        fate = await self._fate(record)
+        if not dry_run:
+            await self._append(ReleaseSourceLosses(topic, held[0].topic_id))
+        message = f"{topic} is cut to its source's log, what goes is salvaged: {'; '.join(loss.what for loss in held)}"
+        return _decision(record, fate, "truncate", dry_run, sum(loss.count for loss in held), message)
+
     def _is_offsets_copy(self, topic: str) -> bool:
         """Whether it is a copy of the source's offsets topic: made anew, all of it has the form chosen now."""
         counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
@@ -159,7 +182,7 @@ class TopicDecisions:
 def _decision(
     record: FollowerTopic,
     fate: Fate,
-    action: Literal["forget", "delete", "recreate", "give up"],
+    action: Literal["forget", "delete", "recreate", "give up", "truncate"],
     dry_run: bool,
     records_lost: int,
     message: str,

@@ -22,6 +22,7 @@ from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.mappings import mapping_statuses
 from isthmus_plugins.replication.status.offsets_topics import status_of
+from isthmus_plugins.replication.status.source_losses import ToldSourceLosses, note_source_losses
 from isthmus_plugins.replication.status.truncations import note_truncations
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
@@ -32,9 +33,9 @@ NOT_ON_LINKS: Final = frozenset({"admin", "capture", "front", "gateway", "namesp
 
 
 class Hindered(NamedTuple):
-    """Why a proxy does not do all of its work; None: it does."""
+    """Why a proxy, or a link, does not do all of its work; None: it does."""
 
-    code: ReasonCode | None = None
+    code: str | None = None
     message: str | None = None
 
 
@@ -54,6 +55,7 @@ class LinkStatuses:
         sync_partitions: SyncPartitions,
         sync_leases: SyncLeases,
         shared_settings: SharedSettings,
+        told_losses: ToldSourceLosses,
         trouble: Callable[[], str | None],
     ) -> None:
         """``trouble``: what keeps a promotion from going on."""
@@ -69,6 +71,7 @@ class LinkStatuses:
         self._sync_partitions = sync_partitions
         self._sync_leases = sync_leases
         self._shared_settings = shared_settings
+        self._told_losses = told_losses
         self._trouble = trouble
 
     def of(self, link: Link) -> LinkStatus:
@@ -77,10 +80,15 @@ class LinkStatuses:
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
+        note_source_losses(self._context.control.state, link.name, partitions)
         note_led(link, self._sync_partitions.sync_of, partitions)
         note_followed(self._context.control.state, link, self._sync_leases, self._context.clock, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         state, hindered = link_state(link, connected, partitions), self._hindered()
+        behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
+        why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
+        if stopped is not None:
+            why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
         if hindered.code is not None and state is LinkState.FOLLOWING:
             state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
@@ -93,8 +101,8 @@ class LinkStatuses:
             mode=link.mode.value,
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
             state=state,
-            reason=peer.reason or hindered.code,
-            message=peer.message or hindered.message or self._shared_settings.refused.get(link.name) or self._trouble(),
+            reason=why.code or hindered.code,
+            message=why.message or hindered.message or self._shared_settings.refused.get(link.name) or self._trouble(),
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls),
             transaction_verification=self._transaction_verification.status()
@@ -110,6 +118,8 @@ class LinkStatuses:
             partitions=partitions,
             groups=groups,
             group_warnings=self._group_statuses.warnings(link),
+            source_losses=self._told_losses.of(link),
+            source_losses_left_off=self._told_losses.left_off(link.name),
         )
 
     def _hindered(self) -> Hindered:

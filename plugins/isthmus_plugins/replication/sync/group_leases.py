@@ -7,10 +7,11 @@ the source led then: whatever it grants before it leads another one says nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus_control.commands import OffsetsClaim
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import SOURCE_LOSSES
 from isthmus_control.model import AckTerms, GroupClaim, Link, NamespaceMapping, ResourceType, Role
 from isthmus_control.rules.claims import supersedes
 from isthmus_plugins.process import PluginContext
@@ -45,7 +46,9 @@ class GroupLease:
     """The same moment of this machine's wall clock."""
     partitions: int
     terms: Mapping[str, AckTerms]
-    """As of :class:`~isthmus_control.model.GroupClaim`."""
+    epoch: int = -1
+    upto: int = -1
+    """These as of :class:`~isthmus_control.model.GroupClaim`."""
 
 
 class GroupLeases:
@@ -99,7 +102,9 @@ class GroupLeases:
                 and link_id == link.link_id
                 and (known is None or supersedes(lease.until_ms, known.until_ms, now_ms))
             ):
-                found[partition] = GroupClaim(link_id, lease.until_ms, lease.partitions, lease.terms)
+                found[partition] = GroupClaim(
+                    link_id, lease.until_ms, lease.partitions, lease.terms, lease.epoch, lease.upto
+                )
         return found
 
     def due(self, over: float) -> dict[str, list[OffsetsClaim]]:
@@ -114,5 +119,7 @@ class GroupLeases:
                 known = state.group_claim(name, link_id, partition)
                 if supersedes(lease.until_ms, None if known is None else known.until_ms, now_ms):
                     claim = OffsetsClaim(partition, lease.partitions, lease.until_ms, lease.terms)
+                    if state.level >= SOURCE_LOSSES:
+                        claim = replace(claim, epoch=lease.epoch, upto=lease.upto)
                     due.setdefault(name, []).append(claim)
         return due

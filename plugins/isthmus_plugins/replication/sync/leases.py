@@ -198,8 +198,15 @@ class SyncLeases(Part):
                         lease.end = stream.follower_log.end
             if mode == self._mode(connection.link_name):  # else it may have been said of another time
                 self._reached(connection.link_name, reached)
+            furthest = self._group_follower.losses.furthest
             granted = {
-                each: GroupLease(until, until_ms, groups[each], answer.group_terms.get(each, {}))
+                each: GroupLease(
+                    until,
+                    until_ms,
+                    groups[each],
+                    answer.group_terms.get(each, {}),
+                    *furthest((connection.link_name, each)),
+                )
                 for each in (*answer.groups_in_sync, *answer.groups_in_sync_any)
                 if each in groups and self._group_follower.knows(connection.link_name, each)
             }

@@ -93,7 +93,7 @@ class AbortCoverage:
 
     def ended(self, decision: Decision, readings: int) -> None:
         """The ends of a decision are known. ``readings``: as it was before they were read."""
-        self._order.ended(decision.producer_id, decision.ends or {}, readings)
+        self._order.ended(decision.producer_id, decision.ends, readings)
 
     def are_there(self, decision: Decision, link_name: str, held: Callable[[SyncPlace], bool]) -> bool:
         """Whether the other side has what must be there before a decision; else ``on_more`` is called later.
@@ -103,22 +103,27 @@ class AbortCoverage:
         if not decision.shares_epoch or decision.again:
             return True
         there = True
-        for place, end in (decision.ends or {}).items():
+        for place in decision.places:
             key = LinkPartition(link_name, *place)
-            if key in self._requirements.sent_to(place):
+            end = decision.end_of(key)
+            if end is not None and key in self._requirements.sent_to(place):
                 aborted = self._order.before(decision.producer_id, place)
                 # What came after the decision is not waited for, whenever its end was read.
-                there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there
+                upto = end if aborted is None else min(aborted, end)
+                there = self._is_there(key, upto, place in decision.unread, held) and there
         self._read()
         return there
 
-    def _is_there(self, key: LinkPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
+    def _is_there(self, key: LinkPartition, end: int, has_no_end: bool, held: Callable[[SyncPlace], bool]) -> bool:
         pushed = self._pushed.get(key)
         if pushed is not None:
             return pushed.acked >= end or held(pushed)
         if end <= 0:
             return True
-        if key in self._leader_end.discovery.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places()):
+        if end == calls.OPEN_END:
+            return False  # nothing is known of it yet
+        led = key in self._leader_end.discovery.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places())
+        if led and not has_no_end:
             return False  # it is to be pushed
         if key.topic == OFFSETS_TOPIC:
             return True

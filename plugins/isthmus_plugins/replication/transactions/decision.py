@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus_control.model import Link, ResourceType, Role
@@ -11,6 +11,7 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.records import BatchHeader
 
 
 @dataclass(slots=True, eq=False)
@@ -31,11 +32,19 @@ class Decision:
     """When its transaction began, by its coordinator's clock."""
     again: bool = False
     """It was there before this process read the log, and may have been sent: its ends may be those of later ones."""
-    ends: Mapping[TopicPartition, int] | None = None
-    """Where the logs of its partitions ended after it was there: what comes later is another transaction's."""
-    confirmed: set[str] = field(default_factory=set)
-    """Links whose other side has it."""
-    sent_on: set[LinkConnection] = field(default_factory=set)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where the logs of its partitions ended after it was there: what comes later is another transaction's. A partition
+    that is gone has none."""
+    unread: set[TopicPartition] = field(default_factory=set)
+    """Those whose ends are not read yet."""
+    goes_open: bool = False
+    """These have no leader, say, and it goes to the other side without their ends, and again with them."""
+    stored: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
+    """By link whose other side has it: of which partitions it has no end yet."""
+    sent_on: dict[LinkConnection, frozenset[TopicPartition]] = field(default_factory=dict)
+    """The same of what was sent last over a connection."""
+    held_back: set[str] = field(default_factory=set)
+    """Links over which it waits for what is aborted before it, as of the last time that it was to be sent."""
     groups: dict[TopicPartition, frozenset[str]] = field(default_factory=dict)
     """By partition of the offsets topic: in which groups its transaction has committed offsets there, as far as is
     known."""
@@ -47,6 +56,11 @@ class Decision:
     """Partitions of the offsets topic that need it not, as it was when the groups were known."""
 
     @property
+    def identity(self) -> tuple[int, int, int]:
+        """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
+        return self.at.identity
+
+    @property
     def producer(self) -> tuple[int, int]:
         """(Producer id, epoch) of its transaction's records."""
         return self.producer_id, self.data_epoch
@@ -56,21 +70,45 @@ class Decision:
         """Whether other transactions of the producer have the epoch of its records."""
         return self.producer_epoch == self.data_epoch
 
+    @property
+    def may_go(self) -> bool:
+        """Whether enough is known to send it."""
+        return self.goes_open or not self.unread
+
+    def has_epoch(self, header: BatchHeader) -> bool:
+        """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
+        return header.producer_epoch == (self.producer_epoch if header.is_control else self.data_epoch)
+
     def end_of(self, key: LinkPartition) -> int | None:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
-        return None if self.ends is None else self.ends.get(key.place)
+        return calls.OPEN_END if key.place in self.unread else self.ends.get(key.place)
 
     def ends_after(self, key: LinkPartition, offset: int) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
-        return self.ends is None or self.ends.get(key.place, 0) > offset
+        return (self.end_of(key) or 0) > offset
 
     def is_sent(self, stream: OrderedPlace) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
-        return stream.connection in self.sent_on or self.is_there(stream.key)
+        sent_open = self.sent_on.get(stream.connection)
+        return (sent_open is not None and stream.key.place not in sent_open) or self.is_there(stream.key)
 
     def is_there(self, key: LinkPartition) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
-        return key.link in self.confirmed or key in self.free
+        stored_open = self.stored.get(key.link)
+        return (stored_open is not None and key.place not in stored_open) or key in self.free
+
+    def is_confirmed(self, link_name: str) -> bool:
+        """Whether the other side of a link has it, with all its ends."""
+        return self.stored.get(link_name) == frozenset()
+
+    def is_to_go(self, connection: LinkConnection) -> bool:
+        """Whether a connection was not sent it, or without an end that is known by now."""
+        sent_open = self.sent_on.get(connection)
+        return sent_open is None or not sent_open <= self.unread
+
+    def was_stored(self, link_name: str, sent_open: frozenset[TopicPartition]) -> None:
+        """The other side has it as it was sent, without the ends of these; of several copies all ends count."""
+        self.stored[link_name] = self.stored.get(link_name, sent_open) & sent_open
 
 
 def said(
@@ -83,12 +121,12 @@ def said(
 
     ``again``: it must not replace what was sent of its partitions before.
     """
-    assert decision.ends is not None
     places = []
-    for place, end in decision.ends.items():
-        remote = remote_topic(link, place[0])
-        if remote is not None:
-            before = tuple(calls.Earlier(*each) for each in earlier(LinkPartition(link.name, *place), decision))
+    for place in decision.places:
+        key, remote = LinkPartition(link.name, *place), remote_topic(link, place[0])
+        end = decision.end_of(key)
+        if remote is not None and end is not None:
+            before = tuple(calls.Earlier(*each) for each in earlier(key, decision))
             places.append(calls.DecidedPlace(remote, place[1], end, before))
     return calls.Decision(
         decision.transactional_id,

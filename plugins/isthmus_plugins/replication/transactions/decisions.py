@@ -34,7 +34,7 @@ from isthmus_plugins.replication.transactions.end_txn_answers import EndTxnAnswe
 from isthmus_plugins.replication.transactions.groups_of_decisions import GroupsOfDecisions
 from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
 from isthmus_plugins.replication.transactions.sender import DecisionSender
-from isthmus_plugins.replication.transactions.state_tail import TransactionTail
+from isthmus_plugins.replication.transactions.state_tail import Decided, TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.transaction_log import Change, TransactionState
@@ -43,6 +43,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 STEP_S: Final = 0.2
 """How often is looked at what may have waited for too long, or has to be sent again."""
+LEFT_MAX: Final = 10_000
+"""Producers whose last decision is remembered although it was another proxy's to send."""
+OPEN_AFTER_S: Final = 0.3
+"""A decision some of whose partitions have not told their ends by then goes without these ends."""
 
 
 class Decisions(Part):
@@ -70,6 +74,8 @@ class Decisions(Part):
         self._active = False
         self._pending: dict[str, list[Decision]] = {}
         """By transactional id, in the order of the log."""
+        self._left: dict[int, Decision] = {}
+        """By producer: what it decided last of those that other proxies were to send."""
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
         self._ends = LogEndReader(context, "decisions")
@@ -79,7 +85,7 @@ class Decisions(Part):
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
         self._groups_of = GroupsOfDecisions(context, links, requirements, self._all_pending, self._groups_found)
         self.markers = MarkerGate(
-            context, leader_end, groups, partitions, requirements, self.tail, self._recall, self._work.set
+            context, leader_end, groups, partitions, requirements, self.tail, self._recall, self._insist, self._work.set
         )
         self._sender = DecisionSender(
             context,
@@ -124,6 +130,7 @@ class Decisions(Part):
         self._groups_of.follow(self._active and any(map(leads_commits, state.links.values())))
         if not self._active:
             self._pending.clear()
+            self._left.clear()
             self._fresh.clear()
         self.end_txn.follow(self._active)
         self.markers.follow(self._active)
@@ -142,9 +149,9 @@ class Decisions(Part):
     def _sent_again(self, transactional_id: str) -> bool:
         """Whether what an id decided before this process is being sent, or need not be."""
         decided = self.tail.decided_by(transactional_id)
-        if decided is None:
+        if not decided:
             return self._all_in_sync()
-        self._remember(*decided)
+        self._remember(*decided[-1])
         return True
 
     def _all_in_sync(self) -> bool:
@@ -165,7 +172,7 @@ class Decisions(Part):
         if self._groups_of.may_be_needed(decision):
             return False
         return all(
-            quorum.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
+            quorum.holds(lambda key: decision.is_confirmed(key.link) or self._needs_none(key, decision))
             for place in decision.places
             for quorum in self._requirements.commit_needed(place, decision.groups.get(place))
         )
@@ -193,10 +200,7 @@ class Decisions(Part):
         """Have a decision sent; whether it has to be."""
         transaction, at = change.transaction, LogPlace(partition, change.offset, change.epoch)
         assert transaction is not None
-        before = self.tail.decided(transaction.producer_id)
-        self.tail.is_sent_again(transaction.producer_id)
-        if before is not None and before != (partition, change) and not self.markers.are_level(transaction.partitions):
-            self._remember(*before)  # its marker may not be at the other side, and this one would hide it
+        self._remember_all(self.tail.take_decided(transaction.producer_id))  # this one would hide them
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
         of_groups = {link for place in places for link in self._links.records(place)}
         links = {key.link for place in transaction.partitions for key in self._requirements.sent_to(place)} | of_groups
@@ -214,6 +218,7 @@ class Decisions(Part):
             self._clock.monotonic(),
             transaction.started_ms,
             self.tail.is_old(at),
+            unread=set(transaction.partitions),
         )
         # Whether these need it depends on what the transaction has committed in groups.
         decision.looks_for_groups = bool(of_groups)
@@ -229,13 +234,44 @@ class Decisions(Part):
         self._work.set()
         return True
 
+    def _remember_all(self, decided: Sequence[Decided]) -> bool:
+        """Have those sent whose markers may not be at the other side; whether any has to be."""
+        to_be_sent = [
+            self._remember(partition, change)
+            for partition, change in decided
+            if change.transaction is not None and not self.markers.are_level(change.transaction.partitions)
+        ]
+        return any(to_be_sent)
+
     def _recall(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
-        """Have sent what a producer decided in a partition before this process; whether that was not yet."""
-        found = self.tail.decided(producer_id)
-        transaction = None if found is None else found[1].transaction
-        if found is None or transaction is None or key.place not in transaction.partitions:
+        """Have sent what a producer decided in a partition before this process; whether that was not yet.
+
+        What was decided since, but before this proxy pushed the partition, is sent, too, and the marker gate is told.
+        """
+        left = self._left.get(producer_id)
+        if left is not None and key.place in left.places and self._insist(left, key.link):
+            left.again = True  # what it decided since may be stored by now
+            del self._left[producer_id]
+            self._work.set()
+        for decision in self._all_pending():
+            if decision.producer_id == producer_id and key.place in decision.places and key.link in decision.links:
+                self.markers.decided(key, decision)
+        past = [each.change.transaction for each in self.tail.decided(producer_id)]
+        if any(
+            each is not None and key.place in each.partitions and epoch in (each.producer_epoch, each.data_epoch)
+            for each in past
+        ):
+            return self._remember_all(self.tail.take_decided(producer_id))
+        return False
+
+    def _insist(self, decision: Decision, link_name: str) -> bool:
+        """Have a decision sent over a link, since a marker waits for it; whether it is to be."""
+        if link_name not in self._groups_of.missing(decision):
             return False
-        return epoch in (transaction.producer_epoch, transaction.data_epoch) and self._remember(*found)
+        pending = self._pending.get(decision.transactional_id, [])
+        if decision not in pending:
+            self._keep(decision.transactional_id, sorted((*pending, decision), key=lambda each: each.at.identity))
+        return True
 
     def _go_on(self, change: Change) -> None:
         """Forget what other proxies have sent, from when the id's next transaction is begun: that was answered then.
@@ -246,7 +282,16 @@ class Decisions(Part):
         if pending and (change.transaction is None or change.transaction.state is TransactionState.ONGOING):
             for decision in pending:
                 self._groups_of.let_go(decision)
+                if not self._sender.is_ours(decision):
+                    self._leave(decision)
             self._keep(change.transactional_id, [decision for decision in pending if self._sender.is_ours(decision)])
+
+    def _leave(self, decision: Decision) -> None:
+        """Another proxy sends it, or has. Should this one push a partition of it before its marker, it has to, too."""
+        self._left.pop(decision.producer_id, None)
+        self._left[decision.producer_id] = decision
+        if len(self._left) > LEFT_MAX:
+            del self._left[next(iter(self._left))]
 
     def _keep(self, transactional_id: str, decisions: list[Decision]) -> None:
         if decisions:
@@ -281,39 +326,39 @@ class Decisions(Part):
     async def _read_ends(self, decisions: Sequence[Decision]) -> None:
         """Read where the partitions of new decisions end, and send the decisions."""
         places = {place for decision in decisions for place in decision.places}
-        await self._ends.read(places, partial(self._have_ended, decisions, {}, self._aborts.readings))
+        await self._ends.read(places, partial(self._have_ended, decisions, self._aborts.readings))
 
     def _have_ended(
-        self,
-        decisions: Sequence[Decision],
-        known: dict[TopicPartition, int | None],
-        readings: int,
-        ends: Mapping[TopicPartition, int | None],
+        self, decisions: Sequence[Decision], readings: int, ends: Mapping[TopicPartition, int | None]
     ) -> None:
-        """Send those decisions of which all ends are known now."""
-        known.update(ends)
-        ready = [each for each in decisions if each.ends is None and known.keys() >= set(each.places)]
-        for decision in ready:
-            decision.ends = {place: end for place in decision.places if (end := known[place]) is not None}
+        """Send those decisions of which enough is known now."""
+        concerned = [decision for decision in decisions if not decision.unread.isdisjoint(ends)]
+        for decision in concerned:
+            found = decision.unread & ends.keys()
+            decision.unread -= found
+            decision.ends |= {place: end for place in found if (end := ends[place]) is not None}
             self._aborts.ended(decision, readings)
             self._groups_of.look_for(decision)
-        self._sender.send(ready)
+        self._sender.send([decision for decision in concerned if decision.may_go])
 
     def _all_pending(self) -> Iterator[Decision]:
         return (decision for of_id in self._pending.values() for decision in of_id)
 
     def _groups_found(self, found: Sequence[Decision]) -> None:
         """It is known what groups these are about, or that it will not be."""
-        self._sender.send([decision for decision in found if decision.ends is not None])
+        self._sender.send([decision for decision in found if decision.may_go])
         self.markers.go_on()
         self.end_txn.check()
 
     def _send_again(self) -> None:
         """Send what was not sent, or was sent in vain; forget what is needed no more."""
         unsent: list[Decision] = []
+        open_since = self._clock.monotonic() - OPEN_AFTER_S
         for transactional_id, pending in list(self._pending.items()):
             left = [decision for decision in pending if self._is_kept(decision)]
-            unsent += [decision for decision in left if decision.ends is not None]
+            for decision in left:
+                decision.goes_open = decision.goes_open or decision.seen_at < open_since
+            unsent += [decision for decision in left if decision.may_go]
             self._keep(transactional_id, left)
         self._sender.send_all(unsent)
 

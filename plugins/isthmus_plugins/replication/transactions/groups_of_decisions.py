@@ -76,7 +76,7 @@ class GroupsOfDecisions:
     def missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
         over = {key.link for place in decision.places for key in self.sent_to(decision, place)}
-        return (over & decision.links) - decision.confirmed
+        return {link_name for link_name in over & decision.links if not decision.is_confirmed(link_name)}
 
     def may_be_needed(self, decision: Decision) -> bool:
         """Whether a link that is not In-Sync, and hence gets no decision without a reason, may need this one."""
@@ -96,7 +96,7 @@ class GroupsOfDecisions:
     def look_for(self, decision: Decision) -> bool:
         """See in which groups a transaction has committed offsets, when the ends of its partitions are known; whether
         that is known now."""
-        if not decision.looks_for_groups or decision.ends is None:
+        if not decision.looks_for_groups or any(topic == OFFSETS_TOPIC for topic, _ in decision.unread):
             return False
         offsets = {place: end for place, end in decision.ends.items() if place[0] == OFFSETS_TOPIC}
         if decision.again or self._clock.monotonic() > decision.seen_at + ASKED_WITHIN_S:
@@ -165,13 +165,13 @@ class GroupsOfDecisions:
         """Read for all at once; those of which all is read now."""
         concerned: dict[TopicPartition, list[Decision]] = {}
         for decision in decisions:
-            for place in decision.ends or {}:
+            for place in decision.ends:
                 if place[0] == OFFSETS_TOPIC:
                     concerned.setdefault(place, []).append(decision)
         found: dict[Decision, dict[TopicPartition, set[str | None]]] = {decision: {} for decision in decisions}
         unread: set[Decision] = set()
         for place, those in concerned.items():
-            asked = [PastTransaction(each.producer, each.started_ms, (each.ends or {})[place]) for each in those]
+            asked = [PastTransaction(each.producer, each.started_ms, each.ends[place]) for each in those]
             try:
                 groups = await read_groups_in_log(self._context, place[1], asked)
                 for decision in those:

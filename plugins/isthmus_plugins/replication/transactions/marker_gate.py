@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
@@ -29,11 +30,28 @@ from isthmus_protocol.records import BatchHeader, Frame
 log = logging.getLogger("isthmus_plugins.replication")
 
 UNDECIDED_S: Final = 1.0
-"""How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
+"""How long a stream waits for a decision of which nothing is known although all are read; then the partition is In-Sync
+no more. The same below the floor for one that waits for aborts: they may stand behind the marker."""
+HELD_BACK_S: Final = 20.0
+"""How long a stream waits for a decision that waits for aborts: longer than another leader is elected in. Two that wait
+for each other do no longer."""
 LOAD_S: Final = 10.0
 """How long markers wait until the transaction log is read, after the start."""
 NOT_JOINED: Final = 1 << 63
 """Above all offsets."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The marker that a stream waits at."""
+
+    producer_id: int
+    offset: int
+    since: float
+    all_read: bool = False
+    """All decisions were read since that it may carry out."""
+    told: bool = False
+    """That it waits was logged."""
 
 
 class MarkerGate:
@@ -48,10 +66,12 @@ class MarkerGate:
         requirements: Requirements,
         tail: TransactionTail,
         recall: Callable[[LinkPartition, int, int], bool],
+        insist: Callable[[Decision, str], bool],
         on_wait: Callable[[], None],
     ) -> None:
-        """``recall(partition, producer id, epoch)``: have sent what a producer decided in a partition before this
-        process; whether that was not yet. ``on_wait``: called when a stream begins to wait."""
+        """``recall(partition, producer id, epoch)``: see
+        :class:`~isthmus_plugins.replication.transactions.marker_order.MarkerOrder`. ``insist(decision, link)``: have a
+        decision sent over a link; whether it is to be. ``on_wait``: called when a stream begins to wait."""
         self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
@@ -60,15 +80,20 @@ class MarkerGate:
         self._requirements = requirements
         self._tail = tail
         self._recall = recall
+        self._insist = insist
         self._on_wait = on_wait
         self._tasks = Tasks("marker-gate", context.supervision)
-        self._order = MarkerOrder(self._floor, self._recall_once_loaded)
+        self._order = MarkerOrder[Decision](self._floor, self._recall_once_loaded, self._may_go_unknown)
         self._active = False
         self._load_until = 0.0
-        self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
-        """Streams that wait for a decision: of which producer, at which offset, and since when."""
-        self._catching_up: set[LinkPartition] = set()
-        """Those of the offsets topic for which the log is read up to its end."""
+        """So long the transaction log may take to be read, from when it was not any more."""
+        self._undecided: dict[OrderedPlace, _Waiting] = {}
+        """Streams that wait for a decision."""
+        self._read_upto: dict[tuple[OrderedPlace, int | None], int] = {}
+        """By stream, and partition of the transaction log (None: all of them): below this, all is read there that
+        markers may carry out."""
+        self._catching_up: set[tuple[OrderedPlace, int | None]] = set()
+        """The same for which it is being read."""
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -93,17 +118,20 @@ class MarkerGate:
 
     def is_held_for(self, decision: Decision, place: SyncPlace) -> bool:
         """Whether all is there of a partition up to the marker that a decision is waited for at."""
-        for stream, (producer_id, offset, _) in self._undecided.items():
-            if stream is place and producer_id == decision.producer_id and place.acked >= offset:
-                return self._order.is_next(place.key, decision)
+        for stream, waiting in self._undecided.items():
+            if stream is place and waiting.producer_id == decision.producer_id and place.acked >= waiting.offset:
+                # Below the floor it may be the marker of one before, and what was aborted since stands behind it.
+                is_its = decision.again or not self._is_below(place.key, waiting.offset)
+                return is_its and self._order.is_next(place.key, decision)
         return False
 
     def are_level(self, places: Iterable[TopicPartition]) -> bool:
-        """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
-        to."""
+        """Whether the other side has all that was in these partitions, as far as this proxy is to push them, when it
+        began to."""
+        led = self._pushed.led()
         for key in [key for place in places for key in self._requirements.ordered(place)]:
             pushed, floor = self._pushed.get(key), self._partitions.floor(key)
-            if pushed is not None and (floor is None or pushed.acked < floor):
+            if key in led and (pushed is None or floor is None or pushed.acked < floor):
                 return False
         return True
 
@@ -113,10 +141,29 @@ class MarkerGate:
         floor = self._partitions.floor(key)
         return NOT_JOINED if floor is None else floor
 
+    def _is_below(self, key: LinkPartition, offset: int) -> bool:
+        floor = self._floor(key)
+        return floor is not None and offset < floor
+
+    def _is_loading(self) -> bool:
+        if self._tail.loaded:
+            self._load_until = self._clock.monotonic() + LOAD_S
+            return False
+        return self._clock.monotonic() < self._load_until
+
     def _recall_once_loaded(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
-        if not self._tail.loaded and self._clock.monotonic() < self._load_until:
-            return True
-        return self._recall(key, producer_id, epoch)
+        return self._is_loading() or self._recall(key, producer_id, epoch)
+
+    def _may_go_unknown(self, stream: OrderedPlace, producer_id: int, offset: int, below: bool) -> bool:
+        """In a topic, above the floor, each decision is sent, hence known. In the offsets topic not that of others'
+        groups."""
+        if below or stream.key.topic == OFFSETS_TOPIC:
+            return self._is_read(stream, producer_id, offset) or (below and not self._tail.loaded)
+        return False
+
+    def _is_read(self, stream: OrderedPlace, producer_id: int, offset: int) -> bool:
+        """Whether all decisions are read that a producer's marker may carry out."""
+        return any(offset < self._read_upto.get((stream, home), 0) for home in {None, self._tail.home_of(producer_id)})
 
     # ---- streams ----
 
@@ -134,8 +181,9 @@ class MarkerGate:
         if self._order.may_pass(stream, header, batch, plain):
             self._undecided.pop(stream, None)
             return True
-        if self._undecided.get(stream, (-1, -1, 0.0))[1] != header.base_offset:
-            self._undecided[stream] = header.producer_id, header.base_offset, self._clock.monotonic()
+        waiting = self._undecided.get(stream)
+        if waiting is None or waiting.offset != header.base_offset:
+            self._undecided[stream] = _Waiting(header.producer_id, header.base_offset, self._clock.monotonic())
             self._on_wait()  # it may have been sent over another connection, and in vain
         stream.undecided = True
         return False
@@ -156,37 +204,75 @@ class MarkerGate:
     def look(self, now: float) -> None:
         """See to streams that wait for too long, and forget those that are no more."""
         self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
-        loading = not self._tail.loaded and now < self._load_until + UNDECIDED_S
-        for stream, (_, offset, since) in self._undecided.items():
-            if self._may_be_unsent(stream.key, offset) and stream.key not in self._catching_up:
-                self._catching_up.add(stream.key)
-                self._tasks.start("catch-up", self._catch_up(stream.key))
-            if not loading and now - since > UNDECIDED_S:
-                why = f"the decision that the marker at offset {offset} carries out is not known"
-                if self._partitions.lose(stream.key, why):
-                    self._order.waive(stream.key, offset)
+        loading = self._is_loading()
+        for stream, waiting in self._undecided.items():
+            late = now - waiting.since > UNDECIDED_S
+            if not waiting.all_read and (late or self._may_be_unsent(stream, waiting)):
+                self._catch_up_for(stream, waiting)
+            if late and not loading and (why := self._why_give_up(stream, waiting, now)) is not None:
+                if self._partitions.lose(stream.key, f"the decision that the marker at offset {waiting.offset} {why}"):
+                    self._order.waive(stream.key, waiting.offset)
+            elif late and not waiting.told:
+                waiting.told = True
+                log.warning(
+                    "commit marker waits for its decision", extra={**stream.key._asdict(), "offset": waiting.offset}
+                )
         self.go_on()
-        self._order.forget(self._is_pushed, lambda key: key in self._requirements.ordered(key.place))
+        self._order.forget(self._is_pushed, self._is_ordered)
+        self._read_upto = {at: upto for at, upto in self._read_upto.items() if self._is_pushed(at[0])}
 
-    def _may_be_unsent(self, key: LinkPartition, offset: int) -> bool:
-        """Whether a marker of the offsets topic may carry out a decision that is sent to nobody because of it."""
-        if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
+    def _is_ordered(self, key: LinkPartition) -> bool:
+        return key in self._requirements.ordered(key.place)
+
+    def _why_give_up(self, stream: OrderedPlace, waiting: _Waiting, now: float) -> str | None:
+        """Why a marker goes without its decision at last, which nothing but this will bring forth; None: it waits."""
+        key = stream.key
+        missing = [each for each in self._order.missing(key, waiting.producer_id) if self._insist(each, key.link)]
+        if not missing:
+            return "carries out is not known" if waiting.all_read or not self._tail.loaded else None
+        bound_s = UNDECIDED_S if self._is_below(key, waiting.offset) else HELD_BACK_S
+        if all(key.link in each.held_back for each in missing) and now - waiting.since > bound_s:
+            return "carries out waits for what was aborted before it"
+        return None
+
+    def _may_be_unsent(self, stream: OrderedPlace, waiting: _Waiting) -> bool:
+        """Whether a marker may carry out a decision that is sent already, or to nobody because of it."""
+        key = stream.key
+        if self._is_read(stream, waiting.producer_id, waiting.offset):
             return False
+        if self._is_below(key, waiting.offset):
+            return True
         sent_from = self._partitions.sent_from(key)
-        return sent_from is None or offset < sent_from
+        return key.topic == OFFSETS_TOPIC and (sent_from is None or waiting.offset < sent_from)
 
-    async def _catch_up(self, key: LinkPartition) -> None:
-        """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
+    def _catch_up_for(self, stream: OrderedPlace, waiting: _Waiting) -> None:
+        home = self._tail.home_of(waiting.producer_id)
+        if (stream, home) not in self._catching_up:
+            self._catching_up.add((stream, home))
+            self._tasks.start("catch-up", self._catch_up(stream, home, waiting))
+
+    async def _catch_up(self, stream: OrderedPlace, home: int | None, waiting: _Waiting) -> None:
+        """Read all that is decided by now, so that markers of what other groups decided wait for nobody, nor those of
+        what is on the other side already.
 
         Of a partition of the offsets topic that is Out-Of-Sync those are sent that are about groups of the link.
         """
-        upto = self._groups.read_end(key.partition)
+        upto = max(waiting.offset + 1, self._end_seen(stream.key))
         try:
             async with asyncio.timeout(UNDECIDED_S):
-                await self._tail.caught_up()
-            self._order.all_known(key, upto)
+                await self._tail.caught_up(home)
+            waiting.all_read = True
+            self._read_upto[stream, home] = max(upto, self._read_upto.get((stream, home), 0))
         except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
             log.warning("transaction log not read", extra={"detail": str(error)})
+            await asyncio.sleep(UNDECIDED_S)
         finally:
-            self._catching_up.discard(key)
+            self._catching_up.discard((stream, home))
         self.go_on()
+
+    def _end_seen(self, key: LinkPartition) -> int:
+        """What is seen of a partition's log ends here, or later."""
+        if key.topic == OFFSETS_TOPIC:
+            return self._groups.read_end(key.partition)
+        stream = self._leader_end.stream(key)
+        return 0 if stream is None else stream.source_end

@@ -1,15 +1,16 @@
 """No commit marker goes to the other side before the decision that it carries out.
 
 Without I/O. A partition's stream stops at a commit marker until the decision was sent ahead of it, over the same
-connection, or is known to be on the other side. That holds from the offset on from which every decision that lists the
-partition was seen by this proxy (the *floor*): those before were carried out when the partition joined. Below it, a
-marker waits for the last decision of its producer from before this process, which may have died with the one before.
+connection, or is known to be on the other side. From the offset on from which this proxy saw every decision that lists
+the partition while it pushed that (the *floor*), it is known which marker carries out which. Below it, a marker waits
+until all is read that may be its decision, and for each decision of its producer that this proxy has not sent, and the
+last one from before this process, which may have died with the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace
 from isthmus_protocol.record_codec import Marker, decode_control
@@ -31,6 +32,13 @@ class SentDecision(Protocol):
     again: bool
     """It was there before this process, which may not be the first to send it."""
 
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Of one producer, higher is later."""
+
+    def has_epoch(self, header: BatchHeader) -> bool:
+        """Whether a batch of its producer has the epoch of its records or, a marker, of its markers."""
+
     def end_of(self, key: LinkPartition) -> int | None:
         """Its records in a partition stand below this; None: that is not known yet, or nothing stands there."""
 
@@ -44,12 +52,15 @@ class SentDecision(Protocol):
         """Whether it is on the other side of a partition's link, or need not be."""
 
 
-class _Known:
+D = TypeVar("D", bound=SentDecision)
+
+
+class _Known(Generic[D]):
     """One decision for one partition."""
 
     __slots__ = ("decision", "used_at")
 
-    def __init__(self, decision: SentDecision) -> None:
+    def __init__(self, decision: D) -> None:
         self.decision = decision
         self.used_at: int | None = None
         """Where the marker stands that carries it out; None while that has not been read."""
@@ -67,39 +78,49 @@ class _Producers:
         """Those of which nothing came after their marker."""
 
 
-class MarkerOrder:
+class MarkerOrder(Generic[D]):
     """Which markers may be sent."""
 
     def __init__(
         self,
         floor: Callable[[LinkPartition], int | None],
-        recall: Callable[[LinkPartition, int, int], bool] = lambda key, producer_id, epoch: False,
+        recall: Callable[[LinkPartition, int, int], bool],
+        may_go_unknown: Callable[[OrderedPlace, int, int, bool], bool],
     ) -> None:
-        """``floor(partition)``: from where on markers wait; None: none does. ``recall(partition, producer id, epoch)``:
-        have the last decision from before this process sent; whether there is one that was not yet."""
+        """``floor(partition)``: the floor; None: no marker waits. ``recall(partition, producer id, epoch)``: name what
+        was decided before this proxy pushed the partition (:meth:`decided`), and have the last decision from before
+        this process sent; whether there is one that was not yet. ``may_go_unknown(stream, producer id, offset, below
+        the floor)``: whether a marker may go of whose decision nothing is known."""
         self._floor = floor
         self._recall = recall
-        self._known: dict[tuple[LinkPartition, int], list[_Known]] = {}
+        self._may_go_unknown = may_go_unknown
+        self._known: dict[tuple[LinkPartition, int], list[_Known[D]]] = {}
         """By partition and producer id, in the order of the transaction log."""
         self._producers: dict[OrderedPlace, _Producers] = {}
         self._waived: dict[LinkPartition, int] = {}
-        self._known_upto: dict[LinkPartition, int] = {}
-        """Below this, a marker of whose decision nothing is known carries out one that need not be sent."""
 
-    def decided(self, key: LinkPartition, decision: SentDecision) -> None:
+    def decided(self, key: LinkPartition, decision: D) -> None:
         """A decision lists a partition that this proxy pushes."""
         known = self._known.setdefault((key, decision.producer_id), [])
-        known.insert(0 if decision.again else len(known), _Known(decision))
+        if any(each.decision is decision for each in known):
+            return
+        known.append(_Known(decision))
+        known.sort(key=lambda each: each.decision.identity)
         unused = [each for each in known if each.used_at is None]
         if len(unused) > UNUSED_MAX:
-            known.remove(unused[0])
+            known.remove(next((each for each in unused if each.decision.is_there(key)), unused[0]))
 
-    def is_next(self, key: LinkPartition, decision: SentDecision) -> bool:
+    def is_next(self, key: LinkPartition, decision: D) -> bool:
         """Whether the next marker of its producer in a partition carries this decision out."""
         known = self._known.get((key, decision.producer_id), ())
         return next((each.decision is decision for each in known if each.used_at is None), False)
 
-    def earlier(self, key: LinkPartition, decision: SentDecision) -> list[tuple[int, int, int]]:
+    def missing(self, key: LinkPartition, producer_id: int) -> list[D]:
+        """Decisions of a producer that list a partition, and that the other side may not have."""
+        known = self._known.get((key, producer_id), ())
+        return [each.decision for each in known if not each.decision.is_there(key)]
+
+    def earlier(self, key: LinkPartition, decision: D) -> list[tuple[int, int, int]]:
         """Decisions of the same producer before this one, of other epochs, whose markers the follower may not have.
 
         (Epoch of the markers, of the records, end.) They are forgotten when it has (:meth:`forget`).
@@ -117,7 +138,6 @@ class MarkerOrder:
         """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""
         self._producers = {stream: known for stream, known in self._producers.items() if led(stream)}
         self._waived = {key: offset for key, offset in self._waived.items() if needs(key)}
-        self._known_upto = {key: offset for key, offset in self._known_upto.items() if needs(key)}
         acked = {stream.key: stream.acked for stream in self._producers}
         for place, known in list(self._known.items()):
             end = acked.get(place[0], 0)
@@ -130,14 +150,6 @@ class MarkerOrder:
     def waive(self, key: LinkPartition, offset: int) -> None:
         """Send the marker at an offset all the same."""
         self._waived[key] = offset
-
-    def all_known(self, key: LinkPartition, upto: int) -> None:
-        """All decisions are known that markers below ``upto`` carry out and that have to be sent."""
-        self._known_upto[key] = max(upto, self.known_upto(key))
-
-    def known_upto(self, key: LinkPartition) -> int:
-        """Up to where that is said of a partition."""
-        return self._known_upto.get(key, 0)
 
     def may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool = False) -> bool:
         """Whether a transactional batch may be sent. To be asked for each of a stream, in order, also again.
@@ -166,14 +178,14 @@ class MarkerOrder:
             producers.ended.add(producer_id)
         return True
 
-    def _use(self, key: LinkPartition, producer_id: int, used: _Known, offset: int) -> None:
+    def _use(self, key: LinkPartition, producer_id: int, used: _Known[D], offset: int) -> None:
         """A marker carries a decision out; those before it that no marker did had nothing in the partition."""
         used.used_at = offset
         known = self._known[key, producer_id]
         place = known.index(used)
         known[:place] = [each for each in known[:place] if each.used_at is not None]
 
-    def _decided(self, stream: OrderedPlace, header: BatchHeader, begun: int, there: bool) -> _Known | bool:
+    def _decided(self, stream: OrderedPlace, header: BatchHeader, begun: int, there: bool) -> _Known[D] | bool:
         """The decision of what a batch is part of; True: it needs none, or may go without; NOT_DECIDED: it waits.
 
         ``there``: it must be on the other side, where being sent ahead is not enough.
@@ -184,15 +196,18 @@ class MarkerOrder:
         below = offset < floor
         if below and self._recall(stream.key, header.producer_id, header.producer_epoch):
             return NOT_DECIDED
-        known = self._known.get((stream.key, header.producer_id), [])
-        known = [each for each in known if each.decision.again or not below]
+        all_known = self._known.get((stream.key, header.producer_id), [])
+        # What was decided before this process is carried out below the floor, and only below it may anything else be.
+        known = [each for each in all_known if each.decision.again == below and each.decision.has_epoch(header)]
         found = next((each for each in known if each.used_at == offset), None)
         if found is None:
             unused = (each for each in known if each.used_at is None)
             found = next((each for each in unused if each.decision.ends_after(stream.key, begun)), None)
-        if found is None:
-            return below or offset < self.known_upto(stream.key)
-        for each in known:  # those that came earlier may be the one that is meant
+        if (found is None or below) and not self._may_go_unknown(stream, header.producer_id, offset, below):
+            return NOT_DECIDED
+        if found is None and not below:
+            return True
+        for each in all_known:  # those that came earlier may be the one that is meant; below the floor any may
             if not (each.decision.is_there(stream.key) if there else each.decision.is_sent(stream)):
                 return NOT_DECIDED
-        return found
+        return True if found is None else found

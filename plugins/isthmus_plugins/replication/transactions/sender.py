@@ -7,11 +7,12 @@ the coordinator over one of them. What is sent over a connection after a decisio
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from isthmus_control.model import Link
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
@@ -90,8 +91,10 @@ class DecisionSender:
     def _unsent_on(self, decision: Decision, link_name: str) -> list[LinkConnection]:
         """Over which connections of a link a decision is to be sent now."""
         connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
-        unsent = [connection for connection in connections if connection not in decision.sent_on]
+        unsent = [connection for connection in connections if decision.is_to_go(connection)]
+        decision.held_back.discard(link_name)
         if unsent and not self._aborts.are_there(decision, link_name, partial(self._markers.is_held_for, decision)):
+            decision.held_back.add(link_name)
             self.held_back = True
             return []
         return unsent
@@ -123,13 +126,17 @@ class DecisionSender:
             again = decision.again or not self._markers.are_level(decision.places)
             sent.append(said(link, decision, again, self._markers.earlier))
         answer = connection.begin_call(calls.Decide(tuple(sent)))(CALL_TIMEOUT_S)
+        sent_open = {decision: frozenset(decision.unread) for decision in decisions}
         for decision in decisions:
-            decision.sent_on.add(connection)
+            decision.sent_on[connection] = sent_open[decision]
         self._markers.go_on()
-        self._tasks.start("decide", self._answered(connection, decisions, answer))
+        self._tasks.start("decide", self._answered(connection, sent_open, answer))
 
     async def _answered(
-        self, connection: LinkConnection, decisions: Sequence[Decision], answer: Awaitable[calls.Done]
+        self,
+        connection: LinkConnection,
+        sent_open: Mapping[Decision, frozenset[TopicPartition]],
+        answer: Awaitable[calls.Done],
     ) -> None:
         try:
             await answer
@@ -137,10 +144,10 @@ class DecisionSender:
             log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
             # Markers wait there for what came over this connection: over another one they do not.
             connection.close(f"decisions not stored: {error}")
-            for decision in decisions:
-                decision.sent_on.discard(connection)
+            for decision in sent_open:
+                decision.sent_on.pop(connection, None)
             self._on_lost()
             return
-        for decision in decisions:
-            decision.confirmed.add(connection.link_name)
-        self._on_stored(decisions)
+        for decision, without_end in sent_open.items():
+            decision.was_stored(connection.link_name, without_end)
+        self._on_stored(list(sent_open))

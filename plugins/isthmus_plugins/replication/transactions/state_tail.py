@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
@@ -27,6 +28,18 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 LANE: Final = "transaction-log"
 DRAIN_S: Final = 10.0
+PAST_MAX: Final = 4
+"""Decisions of a producer that are remembered from before: the process before this one may have been killed as often,
+each time between a decision and its sending."""
+HOMES_MAX: Final = 100_000
+"""Producers of which is remembered which partition has their transactions."""
+
+
+class Decided(NamedTuple):
+    """A decision to commit, and in which partition of the log it stands."""
+
+    partition: int
+    change: Change
 
 
 class _Part(TailPart):
@@ -60,14 +73,20 @@ class TransactionTail(TopicTail[_Part]):
         super().__init__(context, TRANSACTION_TOPIC, LANE, _Part, on_progress)
         self._on_change = on_change
         self._on_loaded = on_loaded
-        self._decided: dict[int, tuple[int, Change]] = {}
-        """By producer: the last decision to commit that was there when the log was loaded, and in which partition."""
+        self._decided: dict[int, deque[Decided]] = {}
+        """By producer: the last decisions to commit that were there when the log was loaded, oldest first."""
+        self._homes: dict[int, int] = {}
+        """By producer: the partition that has its transactions."""
 
     # ---- what is known ----
 
     def partition_of(self, transactional_id: str) -> int | None:
         """The partition that has an id; None: the log is not known yet."""
         return partition_of(transactional_id, len(self._parts)) if self._parts else None
+
+    def home_of(self, producer_id: int) -> int | None:
+        """The partition that has a producer's transactions; None: none that was read."""
+        return self._homes.get(producer_id)
 
     def coordinator(self, partition: int) -> int:
         """The broker that leads a partition, as far as is known; -1: none."""
@@ -95,27 +114,26 @@ class TransactionTail(TopicTail[_Part]):
         part = self._parts.get(at.partition)
         return part is not None and (not part.begun or at.offset < part.load_end)
 
-    def decided(self, producer_id: int) -> tuple[int, Change] | None:
-        """What a producer decided last before the log was loaded, and in which partition that stands."""
-        return self._decided.get(producer_id)
+    def decided(self, producer_id: int) -> Sequence[Decided]:
+        """What a producer decided last before the log was loaded, oldest first."""
+        return self._decided.get(producer_id, ())
 
-    def decided_by(self, transactional_id: str) -> tuple[int, Change] | None:
+    def decided_by(self, transactional_id: str) -> Sequence[Decided]:
         """The same of the producer that an id has now."""
         partition = self.partition_of(transactional_id)
         known = None if partition is None else self._parts[partition].log.latest.get(transactional_id)
-        found = None if known is None else self._decided.get(known.producer_id)
-        return found if found is not None and found[1].transactional_id == transactional_id else None
+        found = () if known is None else self.decided(known.producer_id)
+        return [each for each in found if each.change.transactional_id == transactional_id]
 
-    def is_sent_again(self, producer_id: int) -> None:
-        """What a producer decided before the log was loaded is sent again, or a later decision is."""
-        found = self._decided.pop(producer_id, None)
-        if found is None:
-            return
-        partition, (transactional_id, *_) = found
-        part = self._parts.get(partition)
-        latest = None if part is None else part.log.latest.get(transactional_id)
-        if part is not None and latest is not None and latest.producer_id == producer_id:
-            part.past.discard(transactional_id)
+    def take_decided(self, producer_id: int) -> Sequence[Decided]:
+        """The same as :meth:`decided`, to be sent again, or not to be: it is forgotten."""
+        found = self._decided.pop(producer_id, ())
+        for partition, (transactional_id, *_) in found:
+            part = self._parts.get(partition)
+            latest = None if part is None else part.log.latest.get(transactional_id)
+            if part is not None and latest is not None and latest.producer_id == producer_id:
+                part.past.discard(transactional_id)
+        return found
 
     def completing(self, places: Collection[TopicPartition]) -> dict[str, tuple[int, int]]:
         """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
@@ -141,12 +159,16 @@ class TransactionTail(TopicTail[_Part]):
         except TimeoutError:
             raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
 
-    async def caught_up(self) -> None:
-        """Return when all is read that was in the log before the call. Raises BrokerUnavailable."""
+    async def caught_up(self, partition: int | None = None) -> None:
+        """Return when all is read that was in the log before the call, or in one partition of it.
+
+        Raises BrokerUnavailable, KafkaRefused.
+        """
         topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
         if topic is None:
             return
-        partitions = [(TRANSACTION_TOPIC, index) for index in range(len(topic.partitions))]
+        asked = range(len(topic.partitions)) if partition is None else [partition]
+        partitions = [(TRANSACTION_TOPIC, index) for index in asked]
         ends = await self._context.cluster.log_ends(partitions)
         if len(ends) < len(partitions):
             raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
@@ -166,12 +188,20 @@ class TransactionTail(TopicTail[_Part]):
 
     def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
         for change in part.log.take(batch, header):
-            part.stands_at[change.transactional_id] = change.offset, change.epoch
+            if change.transaction is None:  # its id has expired
+                part.stands_at.pop(change.transactional_id, None)
+            else:
+                part.stands_at[change.transactional_id] = change.offset, change.epoch
             part.past.discard(change.transactional_id)
+            if change.transaction is not None:
+                self._homes[change.transaction.producer_id] = part.partition
+                if len(self._homes) > HOMES_MAX:
+                    del self._homes[next(iter(self._homes))]
             if part.loaded:
                 self._on_change(part.partition, change)
             elif (decided := change.transaction) and decided.state is TransactionState.PREPARE_COMMIT:
-                self._decided[decided.producer_id] = part.partition, change
+                past = self._decided.setdefault(decided.producer_id, deque(maxlen=PAST_MAX))
+                past.append(Decided(part.partition, change))
 
     def was_read(self, parts: Sequence[_Part]) -> None:
         for part in parts:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
-from isthmus_control.model import FollowerTopic, SourceEpoch
+from isthmus_control.model import FollowerTopic, ResourceType, SourceEpoch
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -74,6 +74,14 @@ async def epoch_bound(
     return bound
 
 
+class AtSource(NamedTuple):
+    """What the source has of a follower's log. ``kept_to``: up to there it has what it wrote; ``strict``: see
+    :class:`~isthmus_plugins.replication.link.calls.LimitsAnswer`."""
+
+    kept_to: int
+    strict: bool
+
+
 class SourceReplaced(Exception):
     """The source's topic is not the one that was followed."""
 
@@ -94,6 +102,18 @@ class CommonLog(Part):
     def __init__(self, context: PluginContext, verification: Verification) -> None:
         self._context = context
         self._verification = verification
+
+    async def at_source(self, connection: Peer, topic: str, partition: int, end: int) -> AtSource:
+        """Up to where the source has what it wrote in the leader epochs that the follower stored; at most ``end``.
+
+        Whatever the records are. Raises SourceReplaced, and what peers raise.
+        """
+        state = self._context.control.state
+        record = state.follower_topics[topic]
+        place = _Place(connection, record.source_topic, record.source_topic_id, partition)
+        asked = await place.ask()
+        kept_to = await epoch_bound(state.source_epochs(topic, partition), end, place.epoch_end)
+        return AtSource(min(kept_to, asked.log_end), asked.strict)
 
     # ---- the source's side ----
 
@@ -119,7 +139,8 @@ class CommonLog(Part):
             compacts = await self._verification.compacts(topic.name, topic.topic_id)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
-        return calls.LimitsAnswer(*ends, log_end, compacts, str(uuid.UUID(bytes=topic.topic_id)))
+        strict = self._context.control.state.lookup.demands(ResourceType.TOPIC, topic.name).strict
+        return calls.LimitsAnswer(*ends, log_end, compacts, str(uuid.UUID(bytes=topic.topic_id)), strict)
 
     async def on_epoch_end(self, connection: LinkConnection, question: calls.EpochEnd) -> calls.EpochEndAnswer:
         """The same, and where an epoch ends in it."""
@@ -299,10 +320,15 @@ class _Place:
         self.partition = partition
         self._topic_id = topic_id
 
-    async def limits(self) -> tuple[SourceLimits, int, bool]:
-        """The log's limits, its last stable offset, and whether it is compacted."""
+    async def ask(self) -> calls.LimitsAnswer:
+        """All that the source says of it."""
         answer = await self.connection.call(calls.Limits(self.topic, self.partition), CALL_TIMEOUT_S)
         self._check(answer)
+        return answer
+
+    async def limits(self) -> tuple[SourceLimits, int, bool]:
+        """The log's limits, its last stable offset, and whether it is compacted."""
+        answer = await self.ask()
         limits = SourceLimits(answer.log_start, answer.log_end, answer.high_watermark)
         return limits, answer.last_stable_offset, answer.compacts
 

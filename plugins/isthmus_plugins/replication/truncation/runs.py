@@ -15,8 +15,9 @@ from typing import Final
 
 from isthmus_control.commands import BeginTruncation, StopCatchingUp
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Reason, TopicState
+from isthmus_control.model import Reason, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
+from isthmus_control.source_losses import LossState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, Truncation, TruncationPhase
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -29,6 +30,7 @@ from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner, Ownership
+from isthmus_plugins.replication.truncation.salvage import remove_unfinished
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, TruncationSteps, views_of
 from isthmus_plugins.tasks import Tasks
@@ -43,7 +45,6 @@ RETRY_S: Final = 1.0
 HELD_UP_RETRY_S: Final = 5.0
 SHOWN_AFTER: Final = 3
 """Attempts of a step that fail before the control log gets what keeps it."""
-DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
 WAITS: Final = frozenset({ReasonCode.SOURCE_TRUNCATING})
 """What a peer answers that is no failure, and passes."""
 
@@ -73,8 +74,16 @@ class Truncations(Part):
         """By link, the truncations that this process brought to their end."""
         self.records_cut: Counter[str] = Counter()
 
+    def control_changed(self, state: ControlState) -> None:
+        """Forget what was counted of links that are gone."""
+        for counts in (self.ended, self.records_cut):
+            for link in counts.keys() - state.links.keys():
+                del counts[link]
+
     def start(self) -> None:
         self._tasks.keep("look", self._look_for_ever)
+        if self._context.data_directory is not None:
+            self._tasks.keep("tidy", partial(asyncio.to_thread, remove_unfinished, self._context.data_directory))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -91,7 +100,7 @@ class Truncations(Part):
         state = self._context.control.state
         for stream in self._follower_end.streams():
             reason = stream.follower_log.reason or stream.held
-            if reason is None or reason.code not in DIVERGENCES:
+            if reason is None or reason.code not in reasons.DIFFER:
                 continue
             if stream.topic in state.truncations:
                 self._stuck(state.truncations[stream.topic], stream.topic_id, Reason(str(reason.code), reason.message))
@@ -110,6 +119,10 @@ class Truncations(Part):
                 self._stuck(state.truncations[topic], record.topic_id, why)
             else:
                 self.begin(record.link, topic, record.topic_id, why, succession)
+        for loss in state.source_losses:
+            decided = loss.type is ResourceType.TOPIC and loss.state is LossState.CUTTING
+            if decided and loss.topic not in state.truncations and self._peers.connections(loss.link):
+                self.begin(loss.link, loss.topic, loss.topic_id, Reason(ReasonCode.UNEXPECTED_TRUNCATION, loss.what))
         for topic in [topic for topic, task in self._begun.items() if task.done()]:
             del self._begun[topic]
         for topic, truncation in state.truncations.items():
@@ -120,8 +133,9 @@ class Truncations(Part):
                 )
 
     def begin(self, link_name: str, topic: str, topic_id: str, why: Reason, source: Succession | None = None) -> None:
-        """Have a topic truncated, unless that is being begun. Does not wait."""
-        if topic not in self._begun:
+        """Have a topic truncated, unless that is being begun, or the operator is to decide. Does not wait."""
+        held = self._context.control.state.held(topic, topic_id) is not None
+        if topic not in self._begun and not held:
             work = self._begin(link_name, topic, topic_id, why, source)
             self._begun[topic] = self._tasks.start(f"begin-{topic}", work)
 

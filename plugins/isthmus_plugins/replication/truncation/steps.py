@@ -38,6 +38,7 @@ from isthmus_plugins.replication.truncation.group_offsets import GroupOffsets
 from isthmus_plugins.replication.truncation.ownership import HeldUp, Ownership
 from isthmus_plugins.replication.truncation.refill import RefillFailed, refill
 from isthmus_plugins.replication.truncation.salvage import SalvageFailed, write_salvage
+from isthmus_plugins.replication.truncation.source_losses import SourceLosses
 from isthmus_plugins.replication.truncation.spool import Spool
 from isthmus_protocol.salvage import SalvageHead
 from isthmus_protocol.spool import Manifest
@@ -95,6 +96,7 @@ class TruncationSteps:
         self._follower_topics = follower_topics
         self._verification = verification
         self._common_log = common_log
+        self._source_losses = SourceLosses(context, common_log)
         self._made_now: set[str] = set()
         """Topics that this process made and that nobody has begun to refill."""
         self._steps = {
@@ -143,12 +145,16 @@ class TruncationSteps:
                 limits = partition, starts[partition], log_end
                 common = await self._common_log.end(connection, info, record, truncation.source, *limits)
                 cuts.append(PartitionCut(partition, starts[partition], max(starts[partition], common), log_end))
+            held = await self._source_losses.are_held(connection, info, truncation, cuts)
         except SourceReplaced as error:
             log.warning("truncation not gone on with", extra={"topic": truncation.topic, "detail": str(error)})
             self._follower_topics.succeeded.pop(truncation.topic, None)  # until the source says what it is by now
             await self._ownership.advance(truncation, _P.CANCELLING)
             return
-        if any(cut.records for cut in cuts):
+        if held:
+            log.warning("nothing is cut, the operator decides", extra={"topic": truncation.topic})
+            await self._ownership.advance(truncation, _P.CANCELLING)
+        elif any(cut.records for cut in cuts):
             await self._ownership.advance(truncation, _P.SALVAGING, cuts=tuple(cuts), compared_at=views_of(info))
         else:
             log.info("nothing to truncate", extra={"topic": truncation.topic})

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
+from support.descriptors import few_left, open_now
+from support.sessions import until
 
 from isthmus_plugins.capture import recorder as module
 from isthmus_plugins.capture.notes import Kind, pack, unpack
@@ -126,3 +129,21 @@ def test_many_notes_are_packed_some_at_a_time_and_stay_in_order(monkeypatch: pyt
         assert max(map(len, packed)) == 10
 
     asyncio.run(run())
+
+
+@pytest.mark.fails_on_purpose
+def test_a_writer_that_cannot_be_started_takes_no_descriptors(tmp_path: Path) -> None:
+    async def run() -> None:
+        context: Any = SimpleNamespace(proxy_name="p", cluster_id="c", supervision=Supervision())
+        told = Recorder(context, tmp_path)
+        with few_left(7):
+            before = open_now()
+            told.start()
+            await until(lambda: context.supervision.failures["capture/run"] == 2)
+            assert open_now() == before
+            (failing,) = context.supervision.failing
+            assert "Too many open files" in failing.error
+        await until(lambda: told._process is not None)
+        await told.stop()
+
+    uvloop.run(asyncio.wait_for(run(), 30))

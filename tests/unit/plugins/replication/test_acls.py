@@ -11,6 +11,7 @@ from support.plugins import Two, on_two
 
 from isthmus_control import commands as c
 from isthmus_control.acls import AclBinding, AclResource, Pattern, Permission
+from isthmus_control.levels import with_known_level
 from isthmus_control.model import ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.cluster import KafkaRefused
@@ -243,7 +244,7 @@ def test_another_proxy_of_the_source_does_it() -> None:
         two.clusters["A"].set_acls(ONE)
         control = two.controls["A"]
         control.apply(c.ReleaseLease("a", two.a.context.incarnation))
-        control.apply(c.ClaimBrokers("0-first", str(uuid.uuid4()), (), True, None, 10_000, "0", -1))
+        control.apply(c.ClaimBrokers("0-first", str(uuid.uuid4()), (), True, None, 10_000, with_known_level("0"), -1))
         assert set(control.state.proxies) == {"0-first"}
         await attach(two)
         assert two.a.status().acls == []

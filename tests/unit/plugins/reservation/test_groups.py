@@ -10,12 +10,18 @@ import pytest
 from support.reservations import Process, decide, request_of, started
 
 from isthmus_control import commands as c
-from isthmus_control.model import ResourceType
+from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_plugins.api import Answer, Replace, Request, Verdict
 from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.reservation import ReservationPlugin
 from isthmus_protocol import schema
-from isthmus_protocol.messages import decode_request, decode_response, parse_request_head
+from isthmus_protocol.messages import (
+    build_response,
+    decode_request,
+    decode_response,
+    encode_response,
+    parse_request_head,
+)
 from isthmus_protocol.refusals import Refusal, refuse_all
 from isthmus_protocol.schema import ApiKey
 
@@ -299,3 +305,50 @@ def test_a_refusal_is_told_once(plugin: ReservationPlugin, process: Process, cap
     process.reserve("more-", GROUP)
     decide(plugin, commit("app-1", "orders-a"))
     assert len(caplog.records) == 2
+
+
+def test_groups_that_a_newer_proxy_wrote_of_commit_nothing_here(process: Process) -> None:
+    process.newer(NamespaceKey(GROUP, "free-"))
+    plugin = started(process)
+    process.groups.add("free-1")
+    for request in (commit("free-1", "t"), txn_commit("free-1", "t")):
+        assert codes(request, decide(plugin, request)) == {"t": [LOADING, LOADING]}
+    assert decide(plugin, commit("else-1", "t")) is None
+
+
+INTERNAL_GROUP = "__isthmus_control_Q0x1eG5mS1ZhYmNkZWZnaA"
+
+
+def test_the_proxies_own_groups_are_nobody_elses(process: Process) -> None:
+    """Also where nothing is reserved."""
+    for plugin in (started(Process()), started(process)):
+        for request in (commit(INTERNAL_GROUP, "t", generation=-1), txn_commit(INTERNAL_GROUP, "t")):
+            verdict = decide(plugin, request)
+            assert codes(request, verdict) == {"t": [GROUP_DENIED] * 2}
+            assert isinstance(verdict, Answer)
+            assert verdict.cause == "internal_group"
+        for api_key in JOINS:
+            for first in (True, False):
+                request = join(api_key, INTERNAL_GROUP, first)
+                assert isinstance(decide(plugin, request), Answer)
+        request = request_of(ApiKey.DELETE_GROUPS, 2, {"groups_names": [INTERNAL_GROUP, "free"]})
+        mixed = decide(plugin, request)
+        assert isinstance(mixed, Replace)
+        assert cast(Any, decode_request(mixed.frame)[1]).groups_names == ("free",)
+        values = {"group_id": INTERNAL_GROUP, "topics": [{"name": "t", "partitions": [{"partition_index": 0}]}]}
+        request = request_of(ApiKey.OFFSET_DELETE, 0, values)
+        assert codes(request, decide(plugin, request)) == {"t": [POLICY_VIOLATION]}
+        assert decide(plugin, commit("free", INTERNAL_GROUP)) is None, "the name stands elsewhere"
+
+
+@pytest.mark.parametrize("version", range(schema.supported()[ApiKey.LIST_GROUPS][1] + 1))
+def test_lists_of_groups_leave_the_proxies_own_out(plugin: ReservationPlugin, version: int) -> None:
+    verdict = decide(plugin, request_of(ApiKey.LIST_GROUPS, version, {}))
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    for names in (["free", INTERNAL_GROUP, "app-1"], ["free"], []):
+        groups = [{"group_id": name, "protocol_type": "consumer"} for name in names]
+        answer = encode_response(build_response(ApiKey.LIST_GROUPS, version, {"groups": groups}), 7)
+        correlation_id, shown = decode_response(ApiKey.LIST_GROUPS, version, verdict.on_response(answer))
+        assert correlation_id == 7
+        assert [each.group_id for each in cast(Any, shown).groups] == [each for each in names if each != INTERNAL_GROUP]

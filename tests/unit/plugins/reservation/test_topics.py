@@ -18,7 +18,7 @@ from support.reservations import INTERNAL_ID, Process, request_of, started
 
 from isthmus.session.dispatch import WRITES
 from isthmus_control import commands as c
-from isthmus_control.model import ResourceType
+from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
@@ -199,7 +199,7 @@ def test_without_a_lease_clients_are_told_to_try_again(
 
 def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
     hooked = {hook.api_key for hook in plugin.isthmus_request_hooks()}
-    reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH}
+    reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.LIST_GROUPS}
     moving = {ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS, ApiKey.STREAMS_GROUP_HEARTBEAT}
     assert hooked == set(CODES) | reading | moving | set(GROUP_APIS) | set(PRINCIPAL_APIS)
     assert {*CODES, *GROUP_APIS, *PRINCIPAL_APIS} - WRITES == {ApiKey.JOIN_GROUP}, "a fence waits for what is refused"
@@ -345,3 +345,16 @@ def test_a_streams_group_makes_no_topic_in_a_reserved_namespace(plugin: Reservat
 
     assert heartbeat("open-app-s-changelog") is None
     assert isinstance(heartbeat("closed-app-s-changelog"), Answer)
+
+
+def test_what_a_newer_proxy_wrote_of_takes_no_writes_here_and_producers_try_again(
+    process: Process, plugin: ReservationPlugin
+) -> None:
+    assert plugin.on_produce(produce(9, "orders-1")) is None
+    process.newer(NamespaceKey(ResourceType.TOPIC, "orders-"))
+    request = produce(9, "orders-1")
+    verdict = plugin.on_produce(request)
+    assert codes(request, verdict) == {"orders-1": NOT_ENOUGH_REPLICAS}
+    assert isinstance(verdict, Answer)
+    assert b"takes no writes at this proxy now" in verdict.frame
+    assert plugin.on_produce(produce(9, "other-1")) is None

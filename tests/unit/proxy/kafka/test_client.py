@@ -460,6 +460,27 @@ def test_metadata_is_cached() -> None:
     in_world(test)
 
 
+def test_of_addresses_that_are_gone_nothing_is_kept() -> None:
+    async def test(world: World, cluster: ClusterClient) -> None:
+        one, two = world.brokers
+        old = await cluster.to(2, "lane")
+        cluster._note_throttled(two.address, ApiKey.FETCH, 0.5)
+        cluster._note_throttled(one.address, ApiKey.FETCH, 0.5)
+        await two.stop()
+        while old.is_open:  # noqa: ASYNC110 - its end comes over the socket
+            await asyncio.sleep(0.01)
+        async with ScriptedBroker(2) as anew:
+            anew.answers(ApiKey.METADATA, world.metadata)
+            world.brokers[1] = anew
+            await cluster.refresh()
+            assert (await cluster.to(2, "lane")).address == anew.address
+            assert {key[:2] for key in cluster._slots} == {(each.host, each.port) for each in (one, anew)}
+            assert {address for address, _ in cluster.throttled_s} == {one.address}
+            assert set(cluster._open) == {one.address, anew.address}
+
+    in_world(test)
+
+
 def test_an_answer_that_says_what_is_known_is_not_decoded() -> None:
     async def test(world: World, cluster: ClusterClient) -> None:
         before = dict(await cluster.refresh())
@@ -851,7 +872,25 @@ def test_fetches_by_name_and_by_id(at_most: int) -> None:
         raw = await cluster.fetch_raw(1, [FetchFrom("t", 0, 3)], at_most=at_most)
         assert raw.version == at_most
         fetched = decode_fetch(raw)[T0]
-        assert fetched == (b"batches from 3", 9, 8, 2, ((5, 3),), None)
+        assert fetched == (b"batches from 3", 9, 8, 2, ((5, 3),), None, None)
+
+    in_world(test)
+
+
+def test_a_fetch_that_names_what_was_read_is_told_where_the_log_is_another_one() -> None:
+    def answer(request: Any) -> dict[str, Any]:
+        (topic,) = request.topics
+        (one,) = topic.partitions
+        partition = {"partition_index": one.partition, "diverging_epoch": {"epoch": 3, "end_offset": 17}}
+        return {"responses": [{"topic_id": topic.topic_id, "partitions": [partition]}]}
+
+    async def test(world: World, cluster: ClusterClient) -> None:
+        one = world.brokers[0]
+        one.answers(ApiKey.FETCH, answer)
+        fetched = await cluster.fetch("t", 0, 20, fetched_epoch=4)
+        (asked,) = one.seen(ApiKey.FETCH)
+        assert asked.topics[0].partitions[0].last_fetched_epoch == 4
+        assert (fetched.diverging, fetched.records, fetched.error) == ((3, 17), b"", None)
 
     in_world(test)
 

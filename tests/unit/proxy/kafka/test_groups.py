@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import Any
 
-from isthmus.kafka.groups import TRANSACTIONAL_ID, TXN_OFFSET_COMMIT_VERSIONS, txn_offset_commit_body
+import pytest
+from support.scripted_broker import ScriptedBroker, metadata_of
+
+from isthmus.kafka import groups
+from isthmus.kafka.client import ClusterClient
+from isthmus.kafka.groups import TRANSACTIONAL_ID, TXN_OFFSET_COMMIT_VERSIONS, GroupClient, txn_offset_commit_body
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.schema import ApiKey
@@ -39,3 +45,23 @@ def test_a_commit_is_what_kio_writes(version: int, group: str) -> None:
     frame = encode_request(build_request(ApiKey.TXN_OFFSET_COMMIT, version, values), 5, "client")
     head = 4 + 2 + 2 + 4 + 2 + len("client") + 1  # size, key, version, correlation id, client id, no tags
     assert frame[head:] == txn_offset_commit_body(group, OFFSETS)
+
+
+def test_coordinators_of_groups_that_come_and_go_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "COORDINATORS_MAX", 10)
+
+    def coordinators(request: Any) -> dict[str, Any]:
+        return {"coordinators": [{"key": key, "node_id": 1, "error_code": 0} for key in request.coordinator_keys]}
+
+    async def main() -> None:
+        async with ScriptedBroker(1) as broker:
+            broker.answers(ApiKey.METADATA, metadata_of([broker], {}))
+            broker.answers(ApiKey.FIND_COORDINATOR, coordinators)
+            async with ClusterClient([broker.address]) as client:
+                group_client = GroupClient(client)
+                for number in range(50):
+                    asked = [f"console-consumer-{number + each}" for each in range(3)]
+                    assert await group_client._find(asked) == dict.fromkeys(asked, 1)
+                    assert len(group_client._coordinators) <= 10
+
+    asyncio.run(main())

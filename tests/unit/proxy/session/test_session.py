@@ -10,7 +10,6 @@ import logging
 import os
 import random
 import socket
-import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import product
@@ -19,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from support.descriptors import few_left
 from support.sessions import (
     OPAQUE,
     PRODUCE_VERSION,
@@ -37,6 +37,7 @@ from support.sessions import (
     run,
     settled,
     stalled,
+    tls_contexts,
     until,
 )
 
@@ -46,7 +47,6 @@ from isthmus.session.downstream import KNOWN_HEADS_MAX, Downstream
 from isthmus.session.listener import Limits
 from isthmus.session.session import TRANSITIONS, Session, SessionEvent, SessionState
 from isthmus.session.upstream import Upstream
-from isthmus_bench.kafka.security import Authority
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
@@ -870,7 +870,7 @@ def test_drain_answers_what_was_asked_and_takes_in_a_frame_that_is_half_there() 
 @pytest.mark.parametrize("client_leg_tls", [False, True], ids=["plain", "TLS"])
 def test_last_answers_reach_a_client_that_goes_on_sending(client_leg_tls: bool, tmp_path: Path) -> None:
     """A socket that is closed while bytes of the other side are unread is reset, and what waits in it is gone."""
-    server, trusting = _tls(tmp_path) if client_leg_tls else (None, None)
+    server, trusting = tls_contexts(tmp_path) if client_leg_tls else (None, None)
 
     async def main() -> None:
         async with fronted(client_ssl=server) as front:
@@ -1070,6 +1070,41 @@ def test_connections_beyond_the_limit_are_closed_and_room_is_given_back() -> Non
             await front.connect()
 
     run(main())
+
+
+def test_connections_that_never_shake_hands_count_to_the_limit(tmp_path: Path) -> None:
+    server, trusting = tls_contexts(tmp_path)
+
+    async def main() -> None:
+        async with fronted(client_ssl=server, limits=Limits(connections_max=2)) as front:
+            strangers = [await front.dial() for _ in range(2)]
+            third = await front.dial()
+            assert await third.closed() == b""
+            assert front.gateway.closed_by_cause == {"connection limit": 1}
+            await strangers.pop().close()
+            await until(lambda: len(front.gateway.arriving) == 1)
+            assert front.gateway.closed_by_cause["TLS handshake failed"] == 1
+            client = await front.dial(trusting)
+            upstream = await front.broker.accept()
+            client.send(request(1))
+            assert await upstream.take() == request(1)
+
+    run(main())
+
+
+def test_the_last_file_descriptors_are_not_for_clients(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            await front.connect()
+            with few_left(20):
+                client = await front.dial()
+                assert await client.closed() == b""
+            assert front.gateway.closed_by_cause == {"file descriptors": 1}
+            await front.connect()
+
+    run(main())
+    (said,) = [record.detail for record in caplog.records if record.getMessage() == "connections turned away"]
+    assert said.endswith(": file descriptors")
 
 
 # ---- fences ----
@@ -1296,17 +1331,8 @@ def test_a_fence_waits_for_writes_of_clients_that_are_gone() -> None:
 # ---- TLS ----
 
 
-def _tls(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """What the proxy, and what its clients, need for TLS."""
-    authority = Authority(directory)
-    authority.create()
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(authority.issue("proxy"))
-    return server, ssl.create_default_context(cafile=str(authority.ca_file))
-
-
 def test_tls_on_the_client_leg(tmp_path: Path) -> None:
-    server, trusting = _tls(tmp_path)
+    server, trusting = tls_contexts(tmp_path)
 
     async def main() -> None:
         async with fronted(client_ssl=server) as front:

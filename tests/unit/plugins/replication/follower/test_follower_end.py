@@ -400,3 +400,26 @@ def test_bursts_need_brokers_that_remember_producers(
         assert (target.end, replicas.b.bursts) == (4, bursts)
 
     on_replicas(monkeypatch, work)
+
+
+def test_a_leader_epoch_that_both_sides_lost_the_begin_of_begins_somewhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        source, target = await one_record(replicas)
+        for _ in range(3):
+            source.write_values(b"of the first epoch")
+        source.move(1)
+        source.write_values(b"of the second")
+        await replicas.until("copied", replicas.equal)
+        replicas.cut()
+        for cluster, log in ((replicas.a, source), (replicas.b, target)):
+            cluster.lose_ends(1, lambda each, log=log: 3 if each is log else 0)  # type: ignore[misc]
+        source.write_values(b"of the third, where the first went on")
+        await replicas.connect()
+        await replicas.until("it goes on", replicas.equal)
+        replicas.check("remote-t", 0)
+        epochs = replicas.controls["B"].state.source_epochs("remote-t", 0)
+        assert [(each.epoch, each.start_offset) for each in epochs] == [(0, 0), (2, 2)]
+
+    on_replicas(monkeypatch, work)

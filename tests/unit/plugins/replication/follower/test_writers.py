@@ -12,6 +12,7 @@ from support.partition_log import Partition
 from support.replicas import Replicas
 
 from isthmus_plugins.cluster import ProduceResult, TopicPartition
+from isthmus_plugins.replication.follower import writers
 from isthmus_plugins.replication.follower.writers import PATIENCE_S
 
 PARTITIONS = 3
@@ -83,13 +84,16 @@ def on_partitions(
 
 
 def test_what_comes_while_a_request_is_under_way_goes_together_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "PATIENCE_S", 5.0)  # however long they take to come
+
     async def work(replicas: Replicas, partitions: list[Partition], broker: Broker) -> None:
         broker.hold()
         partitions[0].write_values(b"second")
         await broker.held(replicas, 1)
         partitions[1].write_values(b"second")
         partitions[2].write_values(b"second")
-        await asyncio.sleep(PATIENCE_S / 2)
+        streams = replicas.ends["B"].follower.streams()
+        await replicas.until("all have come", lambda: all(each.follower_log.queued for each in streams))
         assert broker.requests == [{0}]
         broker.release(0)
         await broker.held(replicas, 2)

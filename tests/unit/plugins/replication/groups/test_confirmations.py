@@ -13,6 +13,7 @@ from support.fake_cluster import run_simulated
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
+from isthmus_plugins.replication.groups.open_losses import OpenLosses
 from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.in_doubt.store import Entry
 from isthmus_plugins.replication.link import calls
@@ -63,7 +64,7 @@ class Scene:
         self.store: Any = Store()
         self.connection: Any = Connection()
         self.tasks = Tasks("test", Supervision())
-        self.confirmations = Confirmations(context, self.store, self.tasks)
+        self.confirmations = Confirmations(context, self.store, self.tasks, OpenLosses(context))
 
     def begin(self) -> None:
         self.confirmations.begin(KEY, self.connection, EPOCH, PARTITIONS)

@@ -173,3 +173,22 @@ def test_what_a_request_of_unknown_fate_made_of_it_is_no_loss() -> None:
     anew.goes_on(group)
     assert not anew.missing_from(committed_at(36))
     assert anew.missing_from(committed_at(30))
+
+
+def test_what_the_source_lost_is_left_and_renewed_until_a_later_commit() -> None:
+    group = a_group({A: at(9), B: at(4)})
+    group.want(A, at(5), since=0.0, at=20)
+    assert group.put_back(20) == {B: at(4)}  # it came to count just there: it is later
+    assert group.put_back(21) == {A: at(9), B: at(4)}
+    why = Pending(ReasonCode.SOURCE_LOST_COMMITS, "lost")
+    group.silence(dict.fromkeys(group.put_back(21), why), "by")
+    plan = group.plan({A: 10, B: 10}, {}, RENEWAL_S + 1, {A: 10, B: 10})
+    assert (plan.commit, plan.renew, plan.delete) == ({}, {A: at(9), B: at(4)}, set())
+    assert group.has_as_wanted(A)  # whoever waits for it need not
+    assert (group.idle, group.waiting(1.0).code) == (False, ReasonCode.SOURCE_LOST_COMMITS)
+    group.want(A, at(6), since=0.0, at=30)
+    assert group.silent_by is None
+    assert group.put_back(21) == {B: at(4)}
+    group.silence(dict.fromkeys(group.put_back(21), why), "by")
+    assert not group.has_as_wanted(A)
+    assert group.plan({A: 10, B: 10}, {}, 2.0).commit == {A: at(6)}

@@ -12,6 +12,7 @@ from isthmus_control.model import ResourceType
 from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
+from isthmus_plugins.replication.groups.open_losses import OpenLosses
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_protocol.offsets_log import partition_of
@@ -39,7 +40,9 @@ class Scene:
         self.control = self.state = self.lookup = self.clock = self.cluster = self
         me: Any = self
         self.connection: Any = Connection()
-        self.intake = Intake(me, me, lambda group: self.touched.append(group.group), self._wake)
+        self.source_losses: tuple[Any, ...] = ()
+        self.losses = OpenLosses(me)
+        self.intake = Intake(me, me, self.losses, lambda group: self.touched.append(group.group), self._wake)
 
     def _wake(self) -> None:
         self.woken += 1

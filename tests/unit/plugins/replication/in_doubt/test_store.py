@@ -252,6 +252,31 @@ def test_a_later_leader_epoch_is_later_at_whatever_offset() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_peer_of_before_decides_after_a_downgrade_is_later(restarted: bool) -> None:
+    """It says no leader epoch of its transaction log, as what is stored already did."""
+
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        await decide(store, scene.connection, replace(decision(0, ("t", 0, 10)), at=calls.LogPlace(5, 9, 4)))
+        if restarted:
+            await store.stop()
+            store = scene.store("another")
+            store.start()
+        await decide(store, scene.connection, replace(decision(0, ("t", 0, 20)), at=calls.LogPlace(5, 12)))
+        (found,) = (await store.read(LINK_ID)).decisions.values()
+        assert (found.identity[2], found.end) == (12, 20)
+        # And after an upgrade what says one is later again; what was before it is no later for saying none.
+        await decide(store, scene.connection, replace(decision(0, ("t", 0, 30)), at=calls.LogPlace(5, 15, 6)))
+        await decide(store, scene.connection, replace(decision(0, ("t", 0, 5)), at=calls.LogPlace(5, 7)))
+        (found,) = (await store.read(LINK_ID)).decisions.values()
+        assert (found.identity, found.end) == ((5, 6, 15), 30)
+        await store.stop()
+
+    run(main)
+
+
 def test_earlier_decisions_count_until_they_are_carried_out() -> None:
     async def main(scene: Scene) -> None:
         store = scene.store()
@@ -340,5 +365,50 @@ def test_entries_of_producers_that_are_gone_are_taken_out() -> None:
         assert len(store._latest) == 4
         await another.stop()
         await store.stop()
+
+    run(main)
+
+
+def test_of_copies_those_with_a_larger_end_are_taken_out_first() -> None:
+    """Alone they would commit what comes behind the decision's own end."""
+
+    async def main(scene: Scene) -> None:
+        scene.cluster.add_topic("t").partitions[0].write_values(*[b"x"] * 10)
+        stores = {name: scene.store(name) for name in "pqr"}
+        sweeps = {}
+        for (name, store), end in zip(stores.items(), (10, 20, calls.OPEN_END), strict=True):
+            store.start()
+            await decide(store, scene.connection, decision(1, ("t", 0, end)))
+            sweeps[name] = TransactionSweep(store._context, store, lambda link, partition: -1)
+        for sweep in sweeps.values():
+            await sweep.sweep()
+        taken_out = []
+        for _ in range(3):
+            for name, sweep in sweeps.items():
+                taken_out += [name] * await sweep.sweep()
+                found = (await stores["p"].read(LINK_ID)).commits(X, 3, ("t", 0), 10)
+                assert found is None, "of the next transaction"
+        assert taken_out == ["r", "q", "p"]
+        for store in stores.values():
+            await store.stop()
+
+    run(main)
+
+
+def test_a_decision_without_an_end_commits_what_is_open_until_its_end_is_known() -> None:
+    async def main(scene: Scene) -> None:
+        store, other = scene.store(), scene.store("q")
+        for each in (store, other):
+            each.start()
+            await decide(each, scene.connection, decision(1, ("t", 0, 10), ("u", 0, calls.OPEN_END)))
+        found = await store.read(LINK_ID)
+        assert found.commits(X, 3, ("u", 0), 1_000_000)
+        assert not found.commits(X, 2, ("u", 0), 0), "of another epoch"
+        await decide(other, scene.connection, decision(1, ("t", 0, 10), ("u", 0, 7)))
+        found = await store.read(LINK_ID)
+        assert found.commits(X, 3, ("u", 0), 6)
+        assert not found.commits(X, 3, ("u", 0), 7)
+        for each in (store, other):
+            await each.stop()
 
     run(main)

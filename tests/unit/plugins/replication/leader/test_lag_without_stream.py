@@ -91,7 +91,7 @@ def test_the_lag_grows_while_the_link_is_cut(monkeypatch: pytest.MonkeyPatch) ->
         assert lag_without_stream.of(KEY) is None
         stream = replicas.ends["A"].leader.stream(KEY)
         assert stream is not None
-        assert stream.age_ms(simulated_now()) == 0
+        await replicas.until("confirmed", lambda: stream.age_ms(simulated_now()) == 0)
 
     on_replicas(monkeypatch, work)
 

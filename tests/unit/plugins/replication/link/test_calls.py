@@ -13,7 +13,7 @@ from support.replicas import on_replicas
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
-from isthmus_control.model import AckTerms, LinkMode, LinkSettings, OffsetsForm, ResourceType, Role
+from isthmus_control.model import AckTerms, LinkMode, LinkSettings, OffsetsForm, OnSourceLoss, ResourceType, Role
 from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import MalformedCall, Question, answer_to, by_methods, question_of
@@ -72,6 +72,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         f'{{"link_name":"a-to-b","link_id":"{OTHER_ID}"}}',
         [(calls.Done(), "{}")],
     ),
+    (calls.TellAnchors("x", None), '{"own":"x","heard":null}', [(calls.Done(), "{}")]),
     (calls.DeleteLink(), "{}", [(calls.Done(), "{}")]),
     (
         calls.PlanAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, topics=(LED,)),
@@ -102,6 +103,16 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         calls.Attach(ResourceType.TOPIC, "l-", "r-", Role.LEADER),
         '{"type":"topic","local":"l-","remote":"r-","role":"leader"}',
         [],
+    ),
+    (
+        calls.Attach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, on_source_loss=OnSourceLoss.HOLD),
+        '{"type":"topic","local":"r-","remote":"l-","role":"follower","on_source_loss":"hold"}',
+        [],
+    ),
+    (
+        calls.AlterMapping(ResourceType.TOPIC, "r-", OnSourceLoss.CUT),
+        '{"type":"topic","local":"r-","on_source_loss":"cut"}',
+        [(calls.Done(), "{}")],
     ),
     (
         calls.CheckAcls(ResourceType.PRINCIPAL, "User:b-app-", "User:app-", Role.FOLLOWER),
@@ -255,9 +266,9 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         '{"topic":"l-t","partition":0}',
         [
             (
-                calls.LimitsAnswer(0, 8, 7, 9, False, TOPIC_ID),
+                calls.LimitsAnswer(0, 8, 7, 9, False, TOPIC_ID, True),
                 '{"log_start":0,"high_watermark":8,"last_stable_offset":7,"log_end":9,"compacts":false,'
-                f'"topic_id":"{TOPIC_ID}"}}',
+                f'"topic_id":"{TOPIC_ID}","strict":true}}',
             )
         ],
     ),
@@ -268,7 +279,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
             (
                 calls.EpochEndAnswer(0, 8, 7, 9, False, TOPIC_ID, epoch=4, epoch_end=6),
                 '{"log_start":0,"high_watermark":8,"last_stable_offset":7,"log_end":9,"compacts":false,'
-                f'"topic_id":"{TOPIC_ID}","epoch":4,"epoch_end":6}}',
+                f'"topic_id":"{TOPIC_ID}","strict":false,"epoch":4,"epoch_end":6}}',
             )
         ],
     ),
@@ -307,16 +318,16 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
                     1,
                     3,
                     (
-                        calls.CommittedOffset("g", "r-t", 0, 7, "m", 0),
-                        calls.CommittedOffset("g", "r-t", 1, None, "", 20),
+                        calls.CommittedOffset("g", "r-t", 0, 7, "m", 0, 3),
+                        calls.CommittedOffset("g", "r-t", 1, None, "", 20, 4),
                     ),
                     gone=("h",),
                 ),
             ),
             ("r-",),
         ),
-        '{"partitions":2,"parts":[{"partition":1,"epoch":3,"positions":[["g","r-t",0,7,"m",0],'
-        '["g","r-t",1,null,"",20]],"gone":["h"]}],"topics":["r-"]}',
+        '{"partitions":2,"parts":[{"partition":1,"epoch":3,"positions":[["g","r-t",0,7,"m",0,3],'
+        '["g","r-t",1,null,"",20,4]],"gone":["h"]}],"topics":["r-"]}',
         [(calls.GroupOffsetsAnswer(True), '{"holds_back":true}')],
     ),
     (
@@ -359,6 +370,22 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         '"held_back":[],"confirm":false,"upto":null,"settled":0,"pending":[],"open":null}],"topics":[]}',
         [],
     ),
+    (
+        calls.GroupOffsets(
+            2, (calls.OffsetsPart(0, 3, (), whole=calls.WholePart(True, lost=calls.LostEnd(5, 9, 2, ("gr-",)))),), ()
+        ),
+        '{"partitions":2,"parts":[{"partition":0,"epoch":3,"positions":[],"begin":true,"end":false,"held_back":[],'
+        '"confirm":false,"lost":{"from_offset":5,"to_offset":9,"epoch":2,"strict":["gr-"]}}],"topics":[]}',
+        [],
+    ),
+    (
+        calls.ConfirmedCommits(7),
+        '{"partition":7}',
+        [
+            (calls.ConfirmedCommitsAnswer(2, 9), '{"epoch":2,"upto":9}'),
+            (calls.ConfirmedCommitsAnswer(), '{"epoch":-1,"upto":-1}'),
+        ],
+    ),
     (calls.GroupApplied((calls.Applied(1, 0, 5),)), '{"parts":[[1,0,5]]}', [(calls.Done(), "{}")]),
     (
         calls.GroupPending(),
@@ -395,6 +422,21 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         '"places":[["r-t",0,7,[[1,0,5]]],["__consumer_offsets",1,8,[]]],"again":true}]}',
         [(calls.Done(), "{}")],
     ),
+    (
+        calls.SourceLosses(
+            (
+                calls.SaidLoss(
+                    7, "topic", "l-t", "r-t", 0, 90, 100, 10, 0, "cut", 5, "b", "what was lost", "b", "/salvage/x"
+                ),
+            ),
+            2,
+        ),
+        '{"losses":[{"number":7,"type":"topic","topic":"l-t","remote_topic":"r-t","partition":0,"from_offset":90,'
+        '"to_offset":100,"count":10,"groups":0,"state":"cut","found_ms":5,"found_by":"b","message":"what was lost",'
+        '"salvage_proxy":"b","salvage_file":"/salvage/x"}],"left_off":2}',
+        [(calls.Done(), "{}")],
+    ),
+    (calls.AcknowledgeSourceLosses(7), '{"number":7}', [(calls.Done(), "{}")]),
     (
         calls.SyncLease((1, 2), (0,)),
         '{"streams":[1,2],"groups":[0]}',

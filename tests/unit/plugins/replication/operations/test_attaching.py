@@ -477,3 +477,41 @@ def test_what_is_not_attached_cannot_be_detached() -> None:
         await refused(scene.end("A").parts.service.detach("no-link", "m-"), "NOT_FOUND", "links here: a-to-b")
 
     on_link(work)
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_what_becomes_of_what_the_source_loses_is_set_from_either_side(side: str) -> None:
+    async def work(scene: Scene) -> None:
+        await following(scene)
+        local, remote, role = ("m-", "s-", "leader") if side == "A" else ("s-", "m-", "follower")
+        service = scene.end(side).parts.service
+
+        def now() -> str | None:
+            mappings = scene.end("B").parts.service.status(LINK).mappings
+            return next(mapping.on_source_loss for mapping in mappings if mapping.local == "s-")
+
+        assert now() is None
+        for wanted, then in (("hold", "hold"), (None, "hold"), ("cut", "cut")):
+            request = links.Attach(
+                local=local,
+                remote=remote,
+                role=role,  # type: ignore[arg-type]
+                on_source_loss=wanted,  # type: ignore[arg-type]
+                disable_transaction_verification=True,
+            )
+            await service.attach(LINK, request)
+            assert now() == then
+        await service.alter_mapping(LINK, links.AlterMapping(local=local, on_source_loss="hold"))
+        assert now() == "hold"
+        nothing = links.AlterMapping(local="nothing-", on_source_loss="hold")
+        await refused(service.alter_mapping(LINK, nothing), "NOT_FOUND", "'nothing-' is not attached")
+        if side == "A":
+            for connection in scene.end("A").peers.live:
+                connection.peer["features"] = []  # an older one, which would not do it
+            await refused(service.attach(LINK, request), "PEER_VERSION_UNSUPPORTED", "upgrade")
+        principals = links.Attach(
+            local="User:a", remote="User:b", role="leader", type="principal", on_source_loss="cut"
+        )
+        await refused(service.attach(LINK, principals), "INVALID", "leave it out")
+
+    on_link(work)

@@ -11,11 +11,12 @@ from support.fake_cluster import simulated_now
 from support.plugins import Proxy, Two, on_two
 
 from isthmus_control.commands import ClaimBrokers, PartitionSync, RecordSync
+from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim, LinkMode, Reason, SyncState
 from isthmus_plugins import links
 from isthmus_plugins.links import OperationError, SetMode
 from isthmus_plugins.replication.leader.stream import CLOSE_MS
-from isthmus_plugins.replication.link import peers
+from isthmus_plugins.replication.link.features import FEATURES
 from isthmus_plugins.replication.partitions import LinkPartition
 
 SYNC, DRY = SetMode(mode="synchronous"), SetMode(mode="synchronous", dry_run=True)
@@ -128,9 +129,11 @@ def test_every_proxy_of_the_peer_takes_part() -> None:
         (connection,) = two.a.plugin.parts.peers.connections("a-to-b")
         connection.peer.pop("features")  # an older one
         await refused(two.a, "PEER_VERSION_UNSUPPORTED", "proxy b", "upgrade")
-        connection.peer["features"] = list(peers.FEATURES)
+        connection.peer["features"] = list(FEATURES)
         two.controls["B"].apply(
-            ClaimBrokers("b2", str(uuid.uuid4()), (BrokerClaim(2, "h", 1),), False, None, 10_000, "0", -1)
+            ClaimBrokers(
+                "b2", str(uuid.uuid4()), (BrokerClaim(2, "h", 1),), False, None, 10_000, with_known_level("0"), -1
+            )
         )
         await refused(two.a, "NOT_FOLLOWING", "proxy b2")
 

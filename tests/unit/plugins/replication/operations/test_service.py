@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import pytest
 from support.fake_cluster import FakeControl
+from support.loopback import LoopbackAcceptor
 from support.plugins import Proxy, Two, on_two
 
 from isthmus_control.commands import (
@@ -322,7 +323,7 @@ def test_the_peers_absence_shows_with_its_reason_and_ends() -> None:
         port = two.b.context.port
         assert port is not None
         two.b = Proxy(two.clusters["B"], two.controls["B"], "b")
-        two.b.context.link_listener = LinkListenerSpec("127.0.0.1", port, None, None)
+        two.b.context.link_listener = LinkListenerSpec("127.0.0.1", port, None, None, LoopbackAcceptor)
         await two.b.start()
         await two.connected()
 

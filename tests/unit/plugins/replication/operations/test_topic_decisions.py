@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 from support.plugins import Two, on_two
 
-from isthmus_control.commands import AdvanceTruncation, BeginTruncation, CompactFollowerTopic
-from isthmus_control.model import Reason, TopicState
+from isthmus_control.commands import (
+    AdvanceTruncation,
+    BeginTruncation,
+    CompactFollowerTopic,
+    FoundLoss,
+    RecordSourceLosses,
+)
+from isthmus_control.model import Reason, ResourceType, TopicState
 from isthmus_control.outcome import Accepted
+from isthmus_control.source_losses import LossState
 from isthmus_control.truncations import PartitionCut, PartitionView, SalvageFile, TopicLayout, TruncationPhase
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -244,3 +251,31 @@ def test_the_consent_to_truncate_is_for_the_topics_that_were_there() -> None:
         await two.until("emptied, too", lambda: "r-later" in target.found and target.found["r-later"].topic_id != kept)
 
     on_two(work)
+
+
+def test_a_topic_that_is_held_is_cut_once_the_operator_says_so() -> None:
+    """As far as it differs by then: here nothing does."""
+
+    async def work(two: Two) -> None:
+        control = two.controls["B"]
+        with pytest.raises(OperationError, match="nothing of r-t is held"):
+            await two.b.links.truncate_topic("r-t")
+        topic_id, link_id = control.state.follower_topics["r-t"].topic_id or "", control.state.links["a-to-b"].link_id
+        found = FoundLoss(ResourceType.TOPIC, "r-", "r-t", topic_id, 0, 1, 3, 2, LossState.HELD)
+        control.apply(RecordSourceLosses("a-to-b", link_id, (found,)))
+        assert reason(two) == "SOURCE_LOST_RECORDS"
+        planned = await two.b.links.truncate_topic("r-t", dry_run=True)
+        assert (planned.action, planned.source, planned.records_lost) == ("truncate", "unchanged", 2)
+        assert "offsets 1 to 2" in planned.message
+        assert control.state.held("r-t", topic_id) is not None
+        await two.b.links.truncate_topic("r-t")
+        await two.until("it is over", lambda: [each.state for each in control.state.source_losses] == ["cut"], 30.0)
+        await two.until("told at the source", lambda: len(two.a.status().source_losses) == 1)
+        (told,) = two.a.status().source_losses
+        assert (told.role, told.topic, told.remote_topic, told.state) == ("leader", "l-t", "r-t", "cut")
+        (metric,) = [each for each in two.a.plugin.isthmus_metrics() if each.name == "isthmus_source_losses"]
+        assert [(each.labels, each.value) for each in metric.samples] == [
+            ({"link": "a-to-b", "role": "leader", "type": "topic", "state": "cut"}, 1)
+        ]
+
+    on_following(work)

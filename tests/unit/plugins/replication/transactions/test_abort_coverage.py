@@ -102,7 +102,7 @@ class Scene:
 
     def decide(self, end: int) -> Decision:
         decision = Decision("app", X, 0, 0, (0, 1), (P,), frozenset({LINK}), 0.0)
-        decision.ends = {P: end}
+        decision.ends, decision.unread = {P: end}, set()
         self.aborts.ended(decision, self.aborts.readings)
         return decision
 

@@ -15,6 +15,7 @@ from support.transaction_state import state_batch, state_key, state_value
 from isthmus_control.model import LinkMode
 from isthmus_plugins.api import Gate, Replace
 from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S
 from isthmus_plugins.replication.transactions.marker_gate import UNDECIDED_S
@@ -23,7 +24,7 @@ from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
 from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
 from isthmus_protocol.schema import ApiKey
-from isthmus_protocol.transaction_log import Transaction, TransactionState
+from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, TransactionState
 
 APP, PRODUCER, EPOCH = "app", 7, 3
 VERSION = 4
@@ -333,6 +334,124 @@ def test_a_partition_whose_decision_nobody_knows_is_in_sync_no_more_and_its_mark
         assert recorded.reason is not None
         assert recorded.reason.message.endswith("the decision that the marker at offset 1 carries out is not known")
         assert KEY not in source.sync.links.holding(PLACE)
+
+    on_source(work)
+
+
+def without_leader(source: Source, place: TopicPartition) -> None:
+    """From now on the partition has no leader."""
+    source.cluster.partition(*place).move(-1)
+
+
+def with_leader(source: Source, place: TopicPartition) -> None:
+    source.cluster.partition(*place).move(source.cluster.brokers[0])
+
+
+async def begun(source: Source, *places: TopicPartition) -> None:
+    """A transaction that lists these partitions has a record in the first."""
+    await source.synchronous()
+    record(source, TransactionState.ONGOING, *places)
+    write(source)
+    source.confirm()
+    await asyncio.sleep(0.5)
+
+
+def ends_of(decision: calls.Decision) -> dict[str, int]:
+    return {place.topic: place.end for place in decision.places}
+
+
+def test_a_decision_goes_without_the_end_of_a_partition_that_has_no_leader_and_again_with_it() -> None:
+    """Else the marker in the other partition would have to wait, or go ahead of it; and were the source lost then, the
+    transaction would be committed in the one and aborted in the other."""
+
+    async def work(source: Source) -> None:
+        source.cluster.add_topic("local-u").partitions[0].write_values(b"x")
+        await begun(source, PLACE, ("local-u", 0))
+        without_leader(source, ("local-u", 0))
+        record(source, TransactionState.PREPARE_COMMIT, PLACE, ("local-u", 0))
+        marker = mark(source)
+        answer = end_txn(source)
+        assert not passes(source, marker)
+        await source.until("it is sent", lambda: source.connection.decided, 1.0)
+        assert ends_of(source.connection.decided[0]) == {"remote-t": 2, "remote-u": calls.OPEN_END}
+        assert passes(source, marker)
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(answer) is not None)
+        assert ended(answer) == TRY_AGAIN, "the next transaction could be taken for this one"
+        with_leader(source, ("local-u", 0))
+        await source.until("it is sent again", lambda: len(source.connection.decided) == 2, 1.0)
+        assert ends_of(source.connection.decided[1]) == {"remote-t": 2, "remote-u": 1}
+        assert source.connection.decided[1].at == source.connection.decided[0].at
+        again = end_txn(source)
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(again) is not None, 1.0)
+        assert ended(again) == 0
+
+    on_source(work)
+
+
+def test_a_partition_waits_for_its_own_end_and_for_no_longer_than_its_decision() -> None:
+    """Above its end another transaction of the producer may begin, behind the marker."""
+
+    async def work(source: Source) -> None:
+        await begun(source, PLACE)
+        without_leader(source, PLACE)
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        await source.until("it is sent", lambda: source.connection.decided, 1.0)
+        assert ends_of(source.connection.decided[0]) == {"remote-t": calls.OPEN_END}
+        source.connection.answer()
+        marker = mark(source)
+        await asyncio.sleep(5.0)
+        assert not passes(source, marker)
+        assert source.in_sync()
+        with_leader(source, PLACE)
+        await source.until("it may go", lambda: passes(source, marker), 1.0)
+        assert ends_of(source.connection.decided[1]) == {"remote-t": 2}
+
+    on_source(work)
+
+
+def test_a_marker_waits_for_as_long_as_its_decision_cannot_be_read() -> None:
+    """The coordinator died with its broker just when it had written the marker."""
+
+    async def work(source: Source) -> None:
+        await begun(source, PLACE)
+        await asyncio.sleep(5.0)
+        without_leader(source, (TRANSACTION_TOPIC, 0))
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        marker = mark(source)
+        assert not passes(source, marker)
+        await asyncio.sleep(60.0)
+        assert not passes(source, marker)
+        with_leader(source, (TRANSACTION_TOPIC, 0))
+        await source.until("it may go", lambda: passes(source, marker), 3.0)
+        assert source.connection.decided
+
+    on_source(work)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_partition_that_is_led_anew_sends_what_was_decided_before_its_marker(goes_on: bool) -> None:
+    """Who led it may have died before it could, and who coordinates the transaction may, too. The application goes on
+    when it was started again."""
+
+    async def work(source: Source) -> None:
+        await begun(source, PLACE)
+        source.ends.pushed, led, source.ends.discovery.led = None, source.ends.discovery.led, {}
+        source.context.fronted_brokers = frozenset((99,))
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        await asyncio.sleep(3.0)
+        assert not source.connection.decided, "another proxy's"
+        if goes_on:
+            record(source, TransactionState.ONGOING, PLACE)
+            await asyncio.sleep(1.0)
+        source.context.fronted_brokers = None
+        source.decisions._sender._coordinates = lambda decision: False  # type: ignore[method-assign]
+        source.ends.pushed, source.ends.discovery.led = source.stream, led
+        marker = mark(source)
+        assert not passes(source, marker)
+        await source.until("it may go", lambda: passes(source, marker), 3.0)
+        assert [decision.again for decision in source.connection.decided] == [True]
 
     on_source(work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from support.partition_log import batch, control_batch
 
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
-from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
+from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, whole_header
 
 KEY = LinkPartition("link", "t", 0)
 X = 7
+_numbers = count()
 
 
 class _Stream:
@@ -23,12 +25,18 @@ class _Stream:
 class _Decision:
     producer_id = X
     again = False
+    is_of_another = False
+    """Epoch than all that is written."""
 
     def __init__(self, end: int | None = None, sent: bool = True, there: bool = False, epoch: int = 0) -> None:
         self.producer_epoch, self.data_epoch = epoch + 1, epoch
+        self.identity = 0, 0, next(_numbers)
         self.end = end
         self.sent = sent
         self.there = there
+
+    def has_epoch(self, header: BatchHeader) -> bool:
+        return not self.is_of_another
 
     def ends_after(self, key: LinkPartition, offset: int) -> bool:
         return self.end is None or self.end > offset
@@ -47,7 +55,9 @@ class Scene:
     def __init__(self, floor: int | None = 0) -> None:
         self.recalled: _Decision | None = None
         """Decided before this process, and not told by it."""
-        self.order = MarkerOrder(lambda key: floor, self.recall)
+        self.read_upto = floor or 0
+        """Markers below this carry out nothing that is not known."""
+        self.order = MarkerOrder[_Decision](lambda key: floor, self.recall, self.may_go_unknown)
         self.stream: Any = _Stream()
 
     def recall(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
@@ -56,6 +66,10 @@ class Scene:
             found.again = True
             self.order.decided(key, found)
         return found is not None
+
+    def may_go_unknown(self, stream: Any, producer_id: int, offset: int, below: bool) -> bool:
+        assert producer_id == X
+        return offset < self.read_upto
 
     def data(self, offset: int, plain: bool = False) -> bool:
         made = batch(offset, [b"x"], producer_id=X, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
@@ -91,7 +105,6 @@ def test_below_the_floor_what_was_decided_before_this_process_is_told_first() ->
     assert scene.data(0)
     scene.recalled = _Decision(sent=False)
     decision = scene.recalled
-    scene.order.decided(KEY, _Decision(sent=False))
     assert not scene.marker(1)
     assert not scene.marker(1)
     decision.sent = True
@@ -102,12 +115,44 @@ def test_below_the_floor_what_was_decided_before_this_process_is_told_first() ->
     assert not scene.marker(11)
 
 
+def test_below_the_floor_a_marker_waits_until_all_is_read_that_may_be_its_decision() -> None:
+    scene = Scene(10)
+    scene.read_upto = 0
+    assert scene.data(0)
+    assert not scene.marker(1)
+    scene.read_upto = 2
+    assert scene.marker(1)
+
+
+def test_below_the_floor_a_marker_waits_for_what_was_decided_since_and_not_told() -> None:
+    """The proxy that was to tell it died, and this one pushes the partition now."""
+    scene = Scene(10)
+    decision = _Decision(sent=False)
+    scene.order.decided(KEY, decision)
+    assert scene.data(0)
+    assert not scene.marker(1)
+    assert scene.order.missing(KEY, X) == [decision]
+    decision.sent = True
+    assert scene.marker(1)
+
+
+def test_a_decision_of_another_epoch_or_from_before_is_not_taken_for_that_of_a_later_marker() -> None:
+    scene = Scene()
+    before, another = _Decision(end=10), _Decision(end=10)
+    before.again, another.is_of_another = True, True
+    for decision in (before, another):
+        scene.order.decided(KEY, decision)
+    assert scene.data(3)
+    assert not scene.marker(4), "its decision is not read yet"
+    scene.order.decided(KEY, _Decision(end=5))
+    assert scene.marker(4)
+
+
 def test_one_of_which_nothing_is_known_passes_when_all_is_known_that_has_to_be_told() -> None:
     scene = Scene()
     scene.data(0)
     assert not scene.marker(1)
-    scene.order.all_known(KEY, 4)
-    scene.order.all_known(KEY, 3)
+    scene.read_upto = 4
     assert scene.marker(1)
     assert scene.data(2)
     told = _Decision(sent=False)

@@ -129,3 +129,16 @@ def test_one_that_cannot_be_asked_keeps_no_other_from_being_read(monkeypatch: py
             await scene.tail.more_is_read()
 
     on_log(work)
+
+
+def test_an_id_that_has_expired_is_forgotten() -> None:
+    async def work(scene: Scene) -> None:
+        scene.decide("a", "b")
+        await scene.read()
+        part = scene.tail._parts[0]
+        assert set(part.stands_at) == set(part.log.latest) == {"a", "b"}
+        scene.log.write(state_batch(scene.log.end, [(state_key("a"), None)], scene.log.leader_epoch))
+        await scene.read()
+        assert set(part.stands_at) == set(part.log.latest) == {"b"}
+
+    on_log(work)

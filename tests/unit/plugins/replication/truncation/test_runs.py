@@ -325,6 +325,11 @@ def test_a_process_that_was_killed_is_followed_by_one_that_goes_on_where_it_was(
         assert [phase for phase, _ in following.steps.seen] == [P.CLEANING]
         assert (following.truncations.ended, following.truncations.records_cut) == ({LINK: 1}, {LINK: 6})
         assert not killed.truncations.ended, "each counts what it brought to its end"
+        following.truncations.control_changed(scene.control.state)
+        assert following.truncations.ended == {LINK: 1}
+        following.truncations.control_changed(scene.control.state.evolve(links={}))
+        assert not following.truncations.ended, "nobody asks of a link that is gone"
+        assert not following.truncations.records_cut
 
     on_scene(work)
 

@@ -1,0 +1,77 @@
+"""Feature levels of a control log: what its records may hold while proxies of several versions follow it.
+
+A log begins at level 0, and every version understands what is written there. A level stands in the log once an operator
+has raised it (:class:`~isthmus_control.commands.RaiseLevel`), which is refused while a proxy with a lease does not know
+it; it is never lowered. Until then every downgrade works. From then on a version that does not know it reads no
+further, and says why.
+
+So a proxy writes what the log's level allows (:func:`level_of`), and reads all that it knows. What is new in a command
+or in the state has the level that brings it: a kind as ``Body.SINCE``, a field as ``since(level)``
+(:mod:`isthmus_control.codec`), which is left out where it has its default. What stands in a log, or in a snapshot of
+it, is then the same whichever version wrote it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, Final
+
+from isthmus_control.codec import default_of, since_of
+
+CONCERNS: Final = 1
+"""Envelopes say what commands concern, and whether older versions may pass over them."""
+SOURCE_LOSSES: Final = 1
+"""What a source lost although it had acked it In-Sync is recorded, and may be held."""
+LEVELS: Final[Mapping[int, str]] = {
+    1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
+    "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
+}
+"""What each level brings, for people."""
+KNOWN_LEVEL: Final = max(LEVELS)
+"""The highest level that this version knows."""
+
+_KNOWN: Final = re.compile(r"[+.]level\.([0-9]{1,9})\Z")
+
+
+def with_known_level(version: str) -> str:
+    """A proxy's version as its lease says it, with the level that it knows.
+
+    It stands behind the version, as a local label (``1.2+level.1``): a field of its own would stop older proxies, and
+    they show this text without reading it.
+    """
+    return f"{version}{'.' if '+' in version else '+'}level.{KNOWN_LEVEL}"
+
+
+def known_level(version: str) -> int:
+    """The level that a proxy knows, by the version in its lease; 0 of one that says none."""
+    found = _KNOWN.search(version)
+    return int(found[1]) if found else 0
+
+
+def plain_version(version: str) -> str:
+    """The version in a lease, without the level."""
+    return _KNOWN.sub("", version)
+
+
+def level_of(value: Any) -> int:
+    """The level that a log must have to hold ``value``, a command's body or a part of one."""
+    if isinstance(value, str | int | Enum) or value is None:
+        return 0
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        level: int = getattr(value, "SINCE", 0)
+        for name, since, default in _fields(type(value)):
+            each = getattr(value, name)
+            level = max(level, level_of(each), since if since and each != default else 0)
+        return level
+    parts = value.values() if isinstance(value, Mapping) else value
+    return max(map(level_of, parts), default=0)
+
+
+@cache
+def _fields(cls: type) -> tuple[tuple[str, int, Any], ...]:
+    """Name, level and default of each field."""
+    return tuple((field.name, since_of(field), default_of(field)) for field in dataclasses.fields(cls))

@@ -1,0 +1,82 @@
+"""What the control log accepts of feature levels (:mod:`isthmus_control.levels`), and where a version does not know
+enough to judge (:mod:`isthmus_control.concerns`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from isthmus_control import commands as c
+from isthmus_control.concerns import Beyond, concerns_of, touched
+from isthmus_control.control_state import ControlState
+from isthmus_control.levels import level_of, plain_version
+from isthmus_control.model import ProxyLease
+from isthmus_control.outcome import LevelRaised, Refuse, Rejection, require
+from isthmus_control.rules.checks import Result
+
+
+def check_level(state: ControlState, needed: int, what: str) -> None:
+    """Refuse what the log may not hold yet."""
+    require(
+        needed <= state.level,
+        Rejection.NOT_SUPPORTED,
+        f"{what} needs feature level {needed} of the control log, which has {state.level}: once every proxy of the "
+        f"cluster knows it, an operator raises it by isthmus control upgrade",
+    )
+
+
+def met(state: ControlState, body: c.Body) -> Beyond | None:
+    """What is beyond this version of that which a command touches; None: it can judge the command as all others do."""
+    if not state.beyond:
+        return None
+    if isinstance(body, c.CreateLink | c.AlterLink | c.MergeLink):
+        return state.beyond[0]  # they count links and write times, each after the last of all links
+    return touched(state.beyond, concerns_of(body), state.links)
+
+
+def check_known(state: ControlState, body: c.Body) -> None:
+    """Refuse what touches something that a newer version wrote of: this one would judge it by half of the state."""
+    unknown = met(state, body)
+    require(unknown is None, Rejection.NOT_SUPPORTED, unknown.message if unknown is not None else "")
+
+
+def check_writable(state: ControlState, body: c.Body) -> None:
+    """Refuse what must not even stand in the log: older versions stop at it, whatever comes of it."""
+    check_level(state, level_of(body), body.KIND)
+    check_known(state, body)
+    if isinstance(body, c.RaiseLevel):
+        _check_raise(state, body)
+
+
+def behind(state: ControlState, level: int) -> Iterable[ProxyLease]:
+    """The proxies whose lease may run and that do not know ``level``."""
+    leases = (*state.proxies.values(), *state.superseded.values())
+    return sorted(
+        (lease for lease in leases if lease.known_level < level), key=lambda lease: (lease.name, lease.incarnation)
+    )
+
+
+def _raise_level(state: ControlState, offset: int, command: c.Command, body: c.RaiseLevel) -> Result:
+    _check_raise(state, body)
+    return state.evolve(level=body.level), (LevelRaised(state.level, body.level),) if body.level > state.level else ()
+
+
+def _check_raise(state: ControlState, body: c.RaiseLevel) -> None:
+    # The same on every version that knows the command, whatever levels it knows: nothing here asks for them.
+    require(body.level >= 1, Rejection.INVALID, f"{body.level} is no feature level to raise a log to")
+    require(
+        body.level >= state.level,
+        Rejection.CONFLICT,
+        f"the control log has feature level {state.level}, and that is never lowered",
+    )
+    for lease in behind(state, body.level) if body.level > state.level else ():
+        raise Refuse(
+            Rejection.CONFLICT,
+            f"proxy {lease.name!r} (version {plain_version(lease.version)}) knows feature level {lease.known_level} at "
+            f"most, not {body.level}: upgrade it, or stop it and wait until its lease has run out",
+        )
+
+
+LEVEL_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
+    c.RaiseLevel: _raise_level,
+}

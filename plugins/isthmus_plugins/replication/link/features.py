@@ -1,0 +1,41 @@
+"""What this version knows beyond its version of the link protocol, and what a link needs its peer to know.
+
+Both ends say what they know in the handshake. Nothing is asked of a peer that does not know it. What a link cannot do
+without it needs: an end takes no connection with a proxy that does not know that, one that was downgraded, say, and the
+link is Out-Of-Sync, or Disconnected, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from isthmus_control.model import Link, LinkMode
+
+SYNC_LEASE: Final = "sync-lease"
+DECISIONS: Final = "decisions"
+CONFIRMED_COMMITS: Final = "confirmed-commits"
+CONTROL_ANCHORS: Final = "control-anchors"
+SOURCE_LOSSES: Final = "source-losses"
+"""It does what is set for what a source lost, and tells it."""
+SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
+"""What synchronous links need of a peer."""
+FEATURES: Final = (SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS, CONTROL_ANCHORS, SOURCE_LOSSES)
+
+
+def known_by(peer: Mapping[str, Any]) -> frozenset[str]:
+    """What a peer knows of :data:`FEATURES`, and of those to come, by what it said; nothing if it is older."""
+    features = peer.get("features")
+    return frozenset(map(str, features)) if isinstance(features, list) else frozenset()
+
+
+def missing(link: Link, peer: Mapping[str, Any]) -> str | None:
+    """What the link needs and the peer does not know, in words; None: it knows all."""
+    needed = SYNC_FEATURES if link.mode is LinkMode.SYNCHRONOUS else frozenset()
+    unknown = sorted(needed - known_by(peer))
+    if not unknown:
+        return None
+    return (
+        f"the other cluster's proxy {peer.get('proxy')} does not know {', '.join(unknown)}, which a synchronous link "
+        f"needs: upgrade it"
+    )
