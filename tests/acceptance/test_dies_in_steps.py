@@ -135,7 +135,7 @@ def has(kafka: KafkaCluster, broker_id: int, place: Place) -> bool:
     return any(segment.stat().st_size for segment in directory.glob("*.log"))
 
 
-@pytest.mark.one_in_ci("failovers", of="a source dies under transactions")
+@pytest.mark.suite("failovers")
 @pytest.mark.parametrize("case", range(CASES))
 def test_unanswered_transactions_have_one_outcome_whatever_dies_in_which_order(case: int) -> None:
     with three_by_three(proxy_for_each=case % 2 == 1) as link:
@@ -165,7 +165,6 @@ def replicas_on(link: Linked, topic: str, *brokers: int) -> None:
     link.a.admin().create_topics([made])[topic].result(30)
 
 
-@pytest.mark.one_in_ci("failovers", of="a source dies under transactions")
 def test_a_partition_that_has_no_leader_when_its_transaction_commits() -> None:
     """The rest of the source dies before it has one."""
     with (
