@@ -11,6 +11,22 @@ def for_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, which is on the disk as a whole when this returns, or not there at all. Raises OSError.
+
+    What was there before is replaced. The directory is made if it is missing.
+    """
+    make_directory(path.parent)
+    # Another process may write the same file: each writes one of its own, and renames it.
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(new, "wb", opener=for_owner) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_directory(path.parent)
+
+
 def make_directory(path: Path) -> None:
     """Make a directory with those above it: what is made is 0700; what is there already stays as it is.
 

@@ -7,7 +7,6 @@ log is lost is told by the others how far it had been.
 from __future__ import annotations
 
 import asyncio
-import os
 import urllib.parse
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,7 +18,7 @@ from isthmus_control.anchors import Anchor, MalformedAnchor
 from isthmus_control.model import INTERNAL_PREFIX
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import CommittedOffset
-from isthmus_plugins.private_files import for_owner, make_directory
+from isthmus_plugins.private_files import write_file
 from isthmus_protocol.error_codes import (
     CLUSTER_AUTHORIZATION_FAILED,
     GROUP_AUTHORIZATION_FAILED,
@@ -87,20 +86,8 @@ class AnchorFiles:
 
     def _write(self, anchor: Anchor) -> None:
         path = self._path(anchor.cluster_id)
-        # Another process may share the directory: each writes a file of its own, and renames it.
-        new = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
-            make_directory(self._directory)
-            with open(new, "w", encoding="utf-8", opener=for_owner) as file:
-                file.write(anchor.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-            directory = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            write_file(path, anchor.encode().encode())
         except OSError as error:
             raise PlaceUnavailable(f"{path} cannot be written: {error}") from error
 

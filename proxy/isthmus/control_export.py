@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
 from isthmus_control.exports import Export
-from isthmus_plugins.private_files import for_owner, make_directory
+from isthmus_plugins.private_files import write_file
 
 
 def write_export(export: Export, directory: Path | None) -> Path:
     """The file, which is there as a whole or not at all. ``directory``: None makes a temporary one. Raises OSError."""
     directory = directory or Path(tempfile.mkdtemp(prefix="isthmus-"))
-    make_directory(directory)
     path = directory / f"control-log-{export.topic_id}-{export.end}.json"
-    new = path.with_suffix(f".{os.getpid()}.new")
-    with open(new, "wb", opener=for_owner) as file:
-        file.write(export.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    write_file(path, export.encode())
     return path

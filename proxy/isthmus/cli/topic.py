@@ -56,9 +56,7 @@ def forget(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Stop following a topic that was deleted at the source. Its records stay, unless --delete is given."""
-    with Admin(url, output) as admin:
-        body = {"delete": delete, "dry_run": dry_run}
-        show(admin.post(f"/v1/topics/{quote(name, safe='')}/forget", body), output, _decided)
+    _decide(name, "forget", {"delete": delete, "dry_run": dry_run}, url, output)
 
 
 @app.command(
@@ -71,8 +69,7 @@ def recreate(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
-    with Admin(url, output) as admin:
-        show(admin.post(f"/v1/topics/{quote(name, safe='')}/recreate", {"dry_run": dry_run}), output, _decided)
+    _decide(name, "recreate", {"dry_run": dry_run}, url, output)
 
 
 @app.command(
@@ -86,8 +83,7 @@ def give_up(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Go on without what a truncation lost: the local copy is gone, and the source does not give it back."""
-    with Admin(url, output) as admin:
-        show(admin.post(f"/v1/topics/{quote(name, safe='')}/give-up", {"dry_run": dry_run}), output, _decided)
+    _decide(name, "give-up", {"dry_run": dry_run}, url, output)
 
 
 @app.command(
@@ -100,8 +96,12 @@ def truncate(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Cut a topic that is held because its source lost what it had acked In-Sync. What goes is salvaged."""
+    _decide(name, "truncate", {"dry_run": dry_run}, url, output)
+
+
+def _decide(name: str, what: str, body: dict[str, Any], url: str, output: Output) -> None:
     with Admin(url, output) as admin:
-        show(admin.post(f"/v1/topics/{quote(name, safe='')}/truncate", {"dry_run": dry_run}), output, _decided)
+        show(admin.post(f"/v1/topics/{quote(name, safe='')}/{what}", body), output, _decided)
 
 
 def _decided(decision: dict[str, Any]) -> Iterator[str]:
