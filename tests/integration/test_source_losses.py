@@ -65,7 +65,7 @@ def acknowledged(link: Linked) -> None:
         side.proxy.wait_ready()
     both = (link.a, link.b)
     until("still told", lambda: all(len(side.link(link.name)["source_losses"]) == 1 for side in both))
-    until("connected", lambda: link.a.link(link.name)["state"] != "Disconnected")
+    until("In-Sync", lambda: link.a.link(link.name)["state"] == "In-Sync")
     assert link.a.proxy.cli("link", "acknowledge", link.name)["acknowledged"] == 1
     until("told no more", lambda: not any(side.link(link.name)["source_losses"] for side in both))
 
