@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewTopic
-from support.in_steps import Found, Place, Transfers, die, in_sync, kill, revive
+from support.in_steps import Found, Place, Transfers, die, in_sync, kill, revive, transferring
 from support.kafka import unique
 from support.links import VERIFICATION, Linked, linked, sidecars, until, whole
 from support.power_loss import lose_end
@@ -72,10 +72,7 @@ class Round:
 
     def run(self) -> int:
         """How many transactions were in doubt."""
-        with ExitStack() as stack:
-            running = [
-                stack.enter_context(Transfers(self.link.a, group, self.places, self.random)) for group in self.groups
-            ]
+        with transferring(self.link.a, self.groups, self.places, self.random) as running:
             self._acked(running)
             self._target_dies(running)
             time.sleep(self.random.uniform(0.0, 1.0))
@@ -90,9 +87,10 @@ class Round:
 
     def _acked(self, running: list[Transfers]) -> None:
         """Commits are acked, and mean both sides."""
-        before = {each: len(each.acked) for each in running}
+        began, before = time.monotonic(), {each: len(each.acked) for each in running}
         until("acks mean both sides", lambda: in_sync(self.link, self.topics, self.groups), 120)
         until("commits are acked", lambda: all(len(each.acked) > before[each] for each in running), 120)
+        self.told.append(f"acked after {time.monotonic() - began:.1f} s")
 
     def _target_dies(self, running: list[Transfers]) -> None:
         """Now and then, before the source does, which holds what the target lost."""

@@ -7,13 +7,11 @@ acked one is committed, one that was not decided is not. For ``tests/acceptance/
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -24,13 +22,13 @@ from support.links import Linked, Side, until
 
 CALL_S: Final = 1.0
 """A call of a producer takes no longer, so that it ends soon after its cluster has."""
-ENDING_S: Final = 60.0
+ENDING_S: Final = 5.0
 Place = tuple[str, int]
 
 
 class Transfers:
-    """An application with its transactional id and its group, until it is told to end. Its transactions count from 1:
-    each writes its number into all partitions, and commits it as the group's offset in the first."""
+    """An application with its transactional id and its group, from :meth:`start` to :meth:`end`. Its transactions count
+    from 1: each writes its number into all partitions, and commits it as the group's offset in the first."""
 
     def __init__(self, side: Side, group: str, places: Sequence[Place], rng: random.Random) -> None:
         self.group = group
@@ -47,24 +45,20 @@ class Transfers:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         consumer = Consumer({"bootstrap.servers": self._side.bootstrap, "group.id": self.group})
         self._metadata = consumer.consumer_group_metadata()
         consumer.close()
         self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
     def end(self) -> None:
+        """It begins nothing more."""
         self._ended.set()
-        self._thread.join(ENDING_S)
-        if self._thread.is_alive():
-            frame = sys._current_frames()[self._thread.ident or 0]
-            raise AssertionError("it does not end:\n" + "".join(traceback.format_stack(frame)))
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended, or its cluster did and librdkafka waits for it, whatever time limit a call has (seen of
+        ``send_offsets_to_transaction``): nobody answers that call any more. Raises what it failed with."""
+        self._thread.join(timeout_s)
         if self.failed is not None:
             raise self.failed
 
@@ -132,6 +126,24 @@ class Transfers:
             except KafkaException as error:
                 if self._ended.is_set() or not error.args[0].retriable():
                     raise
+
+
+@contextmanager
+def transferring(
+    side: Side, groups: Sequence[str], places: Sequence[Place], rng: random.Random
+) -> Iterator[list[Transfers]]:
+    """Applications, one for each group; their cluster is dead when the block ends."""
+    running = [Transfers(side, group, places, rng) for group in groups]
+    for each in running:
+        each.start()
+    try:
+        yield running
+    finally:
+        for each in running:
+            each.end()
+        deadline = time.monotonic() + ENDING_S
+        for each in running:
+            each.wait(max(0.0, deadline - time.monotonic()))
 
 
 class Found:
