@@ -163,6 +163,7 @@ def replicas_on(link: Linked, topic: str, *brokers: int) -> None:
     link.a.admin().create_topics([made])[topic].result(30)
 
 
+@pytest.mark.one_in_ci("stories", of="source losses")
 def test_a_partition_that_has_no_leader_when_its_transaction_commits() -> None:
     """The rest of the source dies before it has one."""
     with (

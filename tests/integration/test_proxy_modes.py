@@ -209,6 +209,7 @@ def test_sidecars_together_serve_the_cluster(three: KafkaCluster) -> None:
         assert advertised(addresses[1]) == addresses
 
 
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_a_broker_that_comes_later_gets_a_port(three: KafkaCluster) -> None:
     topic = create_topic(three)
     three.stop_broker(3)

@@ -74,6 +74,7 @@ def test_the_files_that_are_there_at_first_can_be_left_out(tmp_path: Path) -> No
     assert len(source.latestOffset(begin, ReadMaxFiles(9))["files"]) == 2
 
 
+@pytest.mark.one_in_ci("stories", of="Spark at work")
 def test_a_query_has_each_event_once_over_restarts(spark: SparkSession, tmp_path: Path) -> None:
     capture, found = tmp_path / "capture", []
     capture.mkdir()

@@ -80,6 +80,7 @@ def captured(directory: Path, blocks: int, rows: int) -> None:
         (directory / f"{number}.capture").write_bytes(block.sealed())
 
 
+@pytest.mark.one_in_ci("stories", of="commands of jobs")
 def test_files_are_read_whole_and_the_command_writes_a_report(spark: SparkSession, tmp_path: Path) -> None:
     captured(tmp_path, 4, 300)
     events = spark.read.format(FORMAT).load(str(tmp_path))

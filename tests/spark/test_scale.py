@@ -58,6 +58,7 @@ def test_no_room(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.one_in_ci("stories", of="commands of jobs")
 @pytest.mark.brokers  # a JVM as well
 def test_the_command_measures(tmp_path: Path) -> None:
     page = tmp_path / "scale.html"

@@ -227,6 +227,7 @@ def test_the_model_reproduces_what_was_measured_and_foretells_what_was_not(spark
             assert 0.96 * then[f"least_{name}_us"] <= now[f"now_{name}_us"] <= 1.04 * then[f"most_{name}_us"], name
 
 
+@pytest.mark.one_in_ci("stories", of="commands of jobs")
 def test_the_command_replays_files_and_writes_a_report(spark: SparkSession, tmp_path: Path) -> None:
     requests, events = simulated(200, 20_000, 2)
     requests_file(tmp_path / "capture" / "topic=pay-" / "1.capture", *requests)

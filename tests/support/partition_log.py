@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from isthmus_plugins.cluster import TransactionMarkers
@@ -141,6 +142,12 @@ class Aborted(NamedTuple):
     """Of its marker."""
 
 
+@lru_cache(maxsize=4096)
+def decoded(batch: bytes) -> Sequence[Record]:
+    """The records of a batch: what must hold of logs is asked of all their batches again and again."""
+    return decode_records(batch)
+
+
 class Partition:
     """One partition's log."""
 
@@ -207,7 +214,7 @@ class Partition:
         found = [
             (record.offset, record.timestamp)
             for data in self.log
-            for record in decode_records(data)
+            for record in decoded(data)
             if record.offset >= self.start
         ]
         if time == -3:
@@ -361,7 +368,7 @@ class Partition:
         end = self.last_stable_offset if committed else self.end
         for header, data in zip(self.headers, self.log, strict=True):
             if not header.is_control and header.next_offset <= end and not (committed and self._is_aborted(header)):
-                found |= {record.offset: record for record in decode_records(data) if record.offset >= self.start}
+                found |= {record.offset: record for record in decoded(data) if record.offset >= self.start}
         return found
 
     def read(self, offset: int, bytes_max: int, end: int) -> bytes:

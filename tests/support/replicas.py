@@ -11,6 +11,7 @@ import random
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -29,9 +30,10 @@ from isthmus_plugins.replication.link.features import FEATURES
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import PeerState, Watched
 from isthmus_protocol.producer_ids import is_links_own
-from isthmus_protocol.record_codec import decode_control, decode_records
+from isthmus_protocol.record_codec import decode_control
 from isthmus_protocol.record_equality import batch_digest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, run_simulated
+from support.partition_log import decoded
 
 LINK: Final = "a-to-b"
 LINK_ID: Final = str(uuid.UUID(int=7, version=4))
@@ -50,7 +52,7 @@ def records_of(partition: Partition, start: int, end: int) -> list[tuple[Any, ..
             marker = decode_control(data)
             found.append((header.base_offset, marker.marker, marker.producer_epoch))
         else:
-            found += [tuple(record) for record in decode_records(data)]
+            found += [tuple(record) for record in decoded(data)]
     return [each for each in found if start <= each[0] < end]
 
 
@@ -238,6 +240,7 @@ class Replicas:
 
     def __init__(self, rng: random.Random, brokers: int = 2) -> None:
         self.random = rng
+        self._digest = lru_cache(maxsize=None)(batch_digest)  # logs are compared anew with each batch
         self.histories: dict[TopicPartition, Partition] = {}
         """All that A's partitions ever had, whatever was cleaned or deleted since."""
         self.a = FakeCluster(rng, range(1, brokers + 1))
@@ -333,7 +336,7 @@ class Replicas:
             self._check_compacted(f"{topic}-{index}", source, history, target)
             return
         for theirs, ours in zip(source.log, target.log, strict=False):
-            if batch_digest(ours, INDEX["B"]) != batch_digest(theirs, INDEX["A"]):
+            if self._digest(ours, INDEX["B"]) != self._digest(theirs, INDEX["A"]):
                 break
         else:
             assert len(target.log) <= len(source.log), f"{topic}-{index}: more than the source has"
