@@ -173,7 +173,8 @@ class Found:
         assert mine <= known, f"committed, and nobody asked for it: {sorted(mine - known)}"
         position = offsets(self._side, each.group).get(first, 0)
         assert position == max(committed, default=0), (
-            f"{each.group} is torn: at {position}, its last transaction is {max(committed, default=0)}"
+            f"{each.group} is torn: at {position}, its last transaction is {max(committed, default=0)}; "
+            f"{position} was asked for in {each.committing.get(position)}, acked: {position in each.acked}"
         )
         return len(each.committing.keys() - each.acked)
 

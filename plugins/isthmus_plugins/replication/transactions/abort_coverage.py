@@ -57,7 +57,7 @@ class AbortCoverage:
         on_more: Callable[[], None],
         ends: LogEndReader,
     ) -> None:
-        """``on_more``: called when something is known that :meth:`are_there` was asked for."""
+        """``on_more``: called when something is known that :meth:`missing` was asked for."""
         self._context = context
         self._leader_end = leader_end
         self._groups = groups
@@ -95,14 +95,16 @@ class AbortCoverage:
         """The ends of a decision are known. ``readings``: as it was before they were read."""
         self._order.ended(decision.producer_id, decision.ends, readings)
 
-    def are_there(self, decision: Decision, link_name: str, held: Callable[[SyncPlace], bool]) -> bool:
-        """Whether the other side has what must be there before a decision; else ``on_more`` is called later.
+    def missing(
+        self, decision: Decision, link_name: str, held: Callable[[SyncPlace], bool]
+    ) -> frozenset[TopicPartition]:
+        """Where the other side has not what must be there before a decision; then ``on_more`` is called later.
 
         ``held``: whether a partition's stream waits at the decision's own marker.
         """
+        missing: set[TopicPartition] = set()
         if not decision.shares_epoch or decision.again:
-            return True
-        there = True
+            return frozenset()
         for place in decision.places:
             key = LinkPartition(link_name, *place)
             end = decision.end_of(key)
@@ -110,9 +112,10 @@ class AbortCoverage:
                 aborted = self._order.before(decision.producer_id, place)
                 # What came after the decision is not waited for, whenever its end was read.
                 upto = end if aborted is None else min(aborted, end)
-                there = self._is_there(key, upto, place in decision.unread, held) and there
+                if not self._is_there(key, upto, place in decision.unread, held):
+                    missing.add(place)
         self._read()
-        return there
+        return frozenset(missing)
 
     def _is_there(self, key: LinkPartition, end: int, has_no_end: bool, held: Callable[[SyncPlace], bool]) -> bool:
         pushed = self._pushed.get(key)

@@ -43,8 +43,8 @@ class Decision:
     """By link whose other side has it: of which partitions it has no end yet."""
     sent_on: dict[LinkConnection, frozenset[TopicPartition]] = field(default_factory=dict)
     """The same of what was sent last over a connection."""
-    held_back: set[str] = field(default_factory=set)
-    """Links over which it waits for what is aborted before it, as of the last time that it was to be sent."""
+    held_back: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
+    """By link: where it waits for what is aborted before it, as of the last time that it was to be sent."""
     groups: dict[TopicPartition, frozenset[str]] = field(default_factory=dict)
     """By partition of the offsets topic: in which groups its transaction has committed offsets there, as far as is
     known."""

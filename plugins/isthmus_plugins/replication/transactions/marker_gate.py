@@ -31,10 +31,11 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 UNDECIDED_S: Final = 1.0
 """How long a stream waits for a decision of which nothing is known although all are read; then the partition is In-Sync
-no more. The same below the floor for one that waits for aborts: they may stand behind the marker."""
+no more. The same below the floor for one that waits for aborts behind the marker, itself or by way of others."""
 HELD_BACK_S: Final = 20.0
-"""How long a stream waits for a decision that waits for aborts: longer than another leader is elected in. Two that wait
-for each other do no longer."""
+"""How long a stream waits for a decision that waits for aborts: longer than another leader is elected in, at the source
+for a partition that nobody pushes meanwhile, or at the target. Above the floor two that wait for each other do no
+longer."""
 LOAD_S: Final = 10.0
 """How long markers wait until the transaction log is read, after the start."""
 NOT_JOINED: Final = 1 << 63
@@ -230,10 +231,27 @@ class MarkerGate:
         missing = [each for each in self._order.missing(key, waiting.producer_id) if self._insist(each, key.link)]
         if not missing:
             return "carries out is not known" if waiting.all_read or not self._tail.loaded else None
-        bound_s = UNDECIDED_S if self._is_below(key, waiting.offset) else HELD_BACK_S
-        if all(key.link in each.held_back for each in missing) and now - waiting.since > bound_s:
-            return "carries out waits for what was aborted before it"
-        return None
+        if not all(key.link in each.held_back for each in missing):
+            return None
+        in_vain = self._is_below(key, waiting.offset) and self._cannot_go_on(key)
+        bound_s = UNDECIDED_S if in_vain else HELD_BACK_S
+        return "carries out waits for what was aborted before it" if now - waiting.since > bound_s else None
+
+    def _cannot_go_on(self, key: LinkPartition, passed: frozenset[LinkPartition] = frozenset()) -> bool:
+        """Whether the other side gets no more of a partition unless some marker goes without its decision: its stream
+        waits at one for what stands behind it, or behind one that waits for this."""
+        stream = next((each for each in self._undecided if each.key == key), None)
+        if stream is None:
+            return False
+        waiting, pushed = self._undecided[stream], self._pushed.get(key)
+        if pushed is not None and pushed.acked < waiting.offset:
+            return False
+        if key in passed:
+            return True
+        missing = self._order.missing(key, waiting.producer_id)
+        if not missing or not all(key.link in each.held_back for each in missing):
+            return False
+        return all(self._cannot_go_on(each, passed | {key}) for each in _waited_for(key.link, missing))
 
     def _may_be_unsent(self, stream: OrderedPlace, waiting: _Waiting) -> bool:
         """Whether a marker may carry out a decision that is sent already, or to nobody because of it."""
@@ -276,3 +294,8 @@ class MarkerGate:
             return self._groups.read_end(key.partition)
         stream = self._leader_end.stream(key)
         return 0 if stream is None else stream.source_end
+
+
+def _waited_for(link_name: str, decisions: Iterable[Decision]) -> set[LinkPartition]:
+    """Where decisions that are held back over a link wait for aborts."""
+    return {LinkPartition(link_name, *place) for each in decisions for place in each.held_back[link_name]}

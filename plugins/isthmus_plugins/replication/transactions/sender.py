@@ -92,9 +92,10 @@ class DecisionSender:
         """Over which connections of a link a decision is to be sent now."""
         connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
         unsent = [connection for connection in connections if decision.is_to_go(connection)]
-        decision.held_back.discard(link_name)
-        if unsent and not self._aborts.are_there(decision, link_name, partial(self._markers.is_held_for, decision)):
-            decision.held_back.add(link_name)
+        decision.held_back.pop(link_name, None)
+        held = partial(self._markers.is_held_for, decision)
+        if unsent and (missing := self._aborts.missing(decision, link_name, held)):
+            decision.held_back[link_name] = missing
             self.held_back = True
             return []
         return unsent

@@ -109,7 +109,7 @@ class Scene:
     async def is_sent(self, decision: Decision, within_s: float) -> bool:
         try:
             async with asyncio.timeout(within_s):
-                while not self.aborts.are_there(decision, LINK, lambda place: False):
+                while self.aborts.missing(decision, LINK, lambda place: False):
                     self.more.clear()
                     await self.more.wait()
         except TimeoutError:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
 from support.api_requests import request
 from support.fake_cluster import simulated_now
 from support.partition_log import batch, control_batch
-from support.pushing import KEY, PLACE, Connection, Source, on_source
+from support.pushing import KEY, PLACE, Connection, Source, Stream, on_source
+from support.replicas import LINK, LINK_ID
 from support.transaction_state import state_batch, state_key, state_value
 
-from isthmus_control.model import LinkMode
+from isthmus_control.commands import PartitionSync, RecordSync
+from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Gate, Replace
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link import calls
@@ -296,6 +299,41 @@ def test_a_decision_waits_until_the_other_side_has_what_the_same_epoch_aborted_b
         assert not source.connection.decided
         source.confirm()
         await source.until("it is sent", lambda: source.connection.decided, 0.05)
+
+    on_source(work)
+
+
+def test_a_marker_of_what_is_pushed_anew_waits_while_the_other_side_lacks_what_was_aborted_elsewhere() -> None:
+    """Its brokers are away, say, and the source's may die before it goes on: the marker would be there alone."""
+
+    async def work(source: Source) -> None:
+        there = dict.fromkeys(("remote-u",), 0)
+
+        async def call(question: calls.HighWatermarks) -> calls.HighWatermarksAnswer:
+            ends = (calls.PartitionEnd(*each, there[each.topic]) for each in question.partitions)
+            return calls.HighWatermarksAnswer(tuple(ends))
+
+        topic = source.cluster.add_topic("local-u")
+        topic.partitions[0].write_values(b"x")
+        in_sync = (PartitionSync("local-u", str(uuid.UUID(bytes=topic.topic_id)), 0, 0),)
+        await begun(source, PLACE, ("local-u", 0))
+        source.control.apply(RecordSync(LINK, LINK_ID, SyncState.IN_SYNC, in_sync))
+        source.connection.call = call
+        source.ends.pushed, led, source.ends.discovery.led = None, source.ends.discovery.led, {}
+        await asyncio.sleep(3.0)
+        source.stream = source.ends.pushed = Stream(source.stream.topic_id, source.connection, stream_id=2)
+        source.ends.discovery.led = led
+        assert source.sync.partitions.floor(KEY) is None
+        record(source, TransactionState.PREPARE_COMMIT, PLACE, ("local-u", 0))
+        marker = mark(source)
+        source.confirm(1)
+        for _ in range(50):
+            assert not passes(source, marker)
+            await asyncio.sleep(0.1)
+        assert not source.connection.decided
+        there["remote-u"] = 1
+        await source.until("it may go", lambda: passes(source, marker), 1.0)
+        assert source.connection.decided
 
     on_source(work)
 
