@@ -36,7 +36,7 @@ from isthmus_control.model import (
     SyncRecord,
     TopicHistory,
 )
-from isthmus_control.source_losses import LossState, SourceLoss
+from isthmus_control.source_losses import SourceLoss, held_of_topics
 from isthmus_control.truncations import EpochShift, Succession, Truncation
 
 
@@ -91,17 +91,23 @@ class ControlState:
     level: int = field(default=0, metadata=since(1))
     beyond: tuple[Beyond, ...] = field(default=(), metadata=DERIVED)
     lookup: Lookup = field(init=False, repr=False, compare=False, metadata=DERIVED)
+    held_losses: Mapping[tuple[str, str], tuple[SourceLoss, ...]] = field(
+        init=False, repr=False, compare=False, metadata=DERIVED
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lookup", Lookup(self.namespaces, self.links, self.beyond))
+        object.__setattr__(self, "held_losses", held_of_topics(self.source_losses))
 
     def evolve(self, **changes: Any) -> ControlState:
-        """A state with these fields replaced. The compiled lookup is kept where nothing it reads has changed."""
+        """A state with these fields replaced. What is compiled of others is kept where nothing it reads has changed."""
         if "namespaces" in changes or "links" in changes or "beyond" in changes:
             return dataclasses.replace(self, **changes)
         new = object.__new__(ControlState)
         for name in self.__slots__:
             object.__setattr__(new, name, changes[name] if name in changes else getattr(self, name))
+        if "source_losses" in changes:
+            object.__setattr__(new, "held_losses", held_of_topics(new.source_losses))
         return new
 
     def namespace(self, kind: ResourceType, prefix: str) -> Namespace | None:
@@ -149,16 +155,8 @@ class ControlState:
 
     def held(self, topic: str, topic_id: str | None, partition: int | None = None) -> SourceLoss | None:
         """What the source lost of a topic that follows, or of one partition of it, if that waits for the operator."""
-        return next(
-            (
-                loss
-                for loss in self.source_losses
-                if loss.state is LossState.HELD
-                and (loss.topic, loss.topic_id) == (topic, topic_id)
-                and partition in (None, loss.partition)
-            ),
-            None,
-        )
+        losses = self.held_losses.get((topic, topic_id), ()) if topic_id is not None else ()
+        return next((loss for loss in losses if partition in (None, loss.partition)), None)
 
     def sync_record(self, link: str, topic: str, topic_id: str, partition: int) -> SyncRecord | None:
         """What is recorded of a partition of a synchronous link; None: it is Syncing (or it took another's name)."""

@@ -13,11 +13,12 @@ went back. Of the latter there is one for each namespace of groups.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from isthmus_control.model import ResourceType
+from isthmus_control.model import ResourceType, contains
 from isthmus_control.truncations import SalvageFile
 
 TOLD_MAX: Final = 1_000
@@ -84,6 +85,10 @@ class SourceLoss:
         """Whether something is still to be done, or decided, where it was lost."""
         return self.state in OPEN
 
+    def holds(self, group: str) -> bool:
+        """Whether a group is of the namespace."""
+        return contains(ResourceType.CONSUMER_GROUP, self.namespace, group)
+
     @property
     def what(self) -> str:
         """What was lost, for people."""
@@ -110,3 +115,13 @@ class SourceLoss:
                 "puts them back, a failover keeps them"
             )
         return f"{self.what}: {done}"
+
+
+def held_of_topics(losses: Iterable[SourceLoss]) -> Mapping[tuple[str, str], tuple[SourceLoss, ...]]:
+    """What waits for the operator, by topic and its id."""
+    found: dict[tuple[str, str], tuple[SourceLoss, ...]] = {}
+    for loss in losses:
+        if loss.state is LossState.HELD and loss.type is ResourceType.TOPIC:
+            place = loss.topic, loss.topic_id
+            found[place] = (*found.get(place, ()), loss)
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -27,6 +28,8 @@ AGAIN_S: Final = 0.5
 """After a failure to accept, for which the kernel would call again at once. Who connects waits meanwhile."""
 TLS_HANDSHAKE_S: Final = 10.0
 """How long one may take."""
+ABSENT: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
+"""A name such as ``localhost`` has addresses of IPv6, also on machines that have none."""
 
 
 class Acceptor(Generic[P]):
@@ -67,26 +70,37 @@ class Acceptor(Generic[P]):
     # ---- life ----
 
     async def bind(self) -> None:
-        """Bind the port, on all addresses of the host. Raises OSError."""
+        """Bind the port, on all addresses of the host that this machine has. Raises OSError."""
         found = await asyncio.get_running_loop().getaddrinfo(
             self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        absent: OSError | None = None
         for family, kind, number, _, address in dict.fromkeys(found):
             try:
-                self._bind(socket.socket(family, kind, number), address)
-            except OSError:
-                self._close_sockets()
-                raise
+                listening = self._bound(socket.socket(family, kind, number), address)
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    self._close_sockets()
+                    raise
+                absent = error
+            else:
+                self._sockets.append(listening)
+                self.port = listening.getsockname()[1]
+        if absent is not None and not self._sockets:
+            raise absent
 
-    def _bind(self, listening: socket.socket, address: Any) -> None:
-        self._sockets.append(listening)
-        listening.setblocking(False)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if listening.family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        host, _, *more = address
-        listening.bind((host, self.port, *more))
-        self.port = listening.getsockname()[1]
+    def _bound(self, listening: socket.socket, address: Any) -> socket.socket:
+        try:
+            listening.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if listening.family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            host, _, *more = address
+            listening.bind((host, self.port, *more))
+        except OSError:
+            listening.close()
+            raise
+        return listening
 
     def listen(self, backlog: int) -> None:
         """Let connections in, of which so many may wait. Raises OSError where another socket listens on the port."""

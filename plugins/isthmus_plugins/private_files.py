@@ -19,11 +19,15 @@ def write_file(path: Path, content: bytes) -> None:
     make_directory(path.parent)
     # Another process may write the same file: each writes one of its own, and renames it.
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with open(new, "wb", opener=for_owner) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with open(new, "wb", opener=for_owner) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)  # a full disk has no room for halves
+        raise
     sync_directory(path.parent)
 
 

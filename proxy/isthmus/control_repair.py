@@ -22,7 +22,7 @@ from isthmus.kafka.client import Backoff, ClusterClient
 from isthmus_control.anchors import WINDOW
 from isthmus_control.commands import Command, encode
 from isthmus_control.exports import Export
-from isthmus_control.replica import Halted
+from isthmus_control.replica import RECORDS_MISSING, Halted
 from isthmus_plugins.clock import monotonic
 
 BY: Final = "isthmus-control"
@@ -71,7 +71,10 @@ class Plan:
 
 
 class ControlRepair:
-    """One operator's command on the control topic of a cluster. Methods raise PeerFault, ConfigurationError."""
+    """One operator's command on the control topic of a cluster.
+
+    Methods raise PeerFault, ConfigurationError, and Halted where the topic cannot be read as a control log.
+    """
 
     def __init__(self, client: ClusterClient, places: Sequence[AnchorPlace]) -> None:
         """``client`` is the caller's and stays open. ``places``: where anchors are looked for."""
@@ -108,17 +111,27 @@ class ControlRepair:
         if end == 0:
             return Plan(Step.MAKE, 0, export.end, beyond)
         if await self._differs_at(export, min(end, export.end)) is not None:
-            written = f"offsets up to {end - 1} of {self._topic.topic_id}, where other records stand than in the export"
+            topic_id = self._topic.topic_id
+            written = f"offsets up to {end - 1} of {topic_id}, which has other records there than the export, or none"
             return Plan(Step.REPLACE, 0, export.end, (written, *beyond))
         if end < export.end:
             return Plan(Step.APPEND, end, export.end, beyond)
         return Plan(Step.NOTHING, end, end)
 
     async def _differs_at(self, export: Export, end: int) -> int | None:
-        """The first of the last offsets before ``end`` at which something else stands than in the export, if any."""
-        async for record in self._topic.read(max(0, end - COMPARED), end):
-            if record.value != export.value(record.offset):
-                return record.offset
+        """The first of the last offsets before ``end`` at which something else stands than in the export, if any.
+
+        A log that has records of the export is told by these: below, it may have what the export has a snapshot for.
+        """
+        begin = max(export.first if end > export.first else 0, end - COMPARED)
+        try:
+            async for record in self._topic.read(begin, end):
+                if record.value != export.value(record.offset):
+                    return record.offset
+        except Halted as halted:
+            if halted.reason != RECORDS_MISSING:
+                raise
+            return begin
         return None
 
     async def plan_to_accept(self, known: Known) -> Plan:

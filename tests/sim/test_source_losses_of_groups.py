@@ -23,6 +23,7 @@ from isthmus_control.model import LinkMode, OnSourceLoss, ResourceType, Role
 from isthmus_control.source_losses import LossState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.replication.groups.source_losses import GroupLosses
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.offsets_salvage import SalvagedOffset, read_offsets_salvage
 
@@ -262,6 +263,49 @@ def test_what_is_committed_later_at_the_source_is_no_loss(seed: int, tmp_path: P
         assert scene.losses == []
 
     run(seed, tmp_path, work)
+
+
+def test_what_is_held_costs_no_look_for_each_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle, looks = GroupLosses.settle, [0]
+
+    def counted(losses: GroupLosses) -> Any:
+        looks[0] += 1
+        return settle(losses)
+
+    async def work(scene: Scene) -> None:
+        scene.lost = 2
+        scene.set(OnSourceLoss.HOLD)
+        await scene.lose_power()
+        await scene.replicas.until("held", lambda: [loss.state for loss in scene.losses] == [LossState.HELD])
+        monkeypatch.setattr(GroupLosses, "settle", counted)
+        for offset in range(RECORDS):
+            scene.commit("app-1", offset)
+            await asyncio.sleep(0.1)
+        await scene.at(RECORDS - 1, ACKED)
+        assert looks[0] <= RECORDS * 0.1 + 2
+        scene.commit("app-2", 5)
+        await scene.replicas.until("over", lambda: [loss.state for loss in scene.losses] == [LossState.CUT])
+
+    run(1, tmp_path, work)
+
+
+def test_nothing_is_put_back_unsalvaged_where_nothing_can_be_recorded(tmp_path: Path) -> None:
+    """The control log has the feature level of versions of before."""
+
+    async def work(scene: Scene) -> None:
+        control, context = scene.replicas.controls["B"], scene.replicas.ends["B"].context
+        control.state = control.state.evolve(level=0)
+        scene.lost = 2
+        context.data_directory = None
+        scene.replicas.a.lose_ends(1, lambda partition: scene.lost if partition is scene.log else 0)
+        await asyncio.sleep(30)
+        await scene.at(ACKED, ACKED)
+        assert ReasonCode.SOURCE_LOST_COMMITS in scene.reasons("B")
+        context.data_directory = tmp_path
+        await scene.at(*scene.put_back)
+        assert sorted(scene.salvaged(), key=lambda each: each.group) == scene.expected()
+
+    run(1, tmp_path, work)
 
 
 def test_what_cannot_be_salvaged_is_not_put_back_and_keeps_nobody_else(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ nobody.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, marker_batch, offsets_batch
+from support.partition_log import batch
 from support.replicas import LINK, LINK_ID, End, Replicas
 from support.transaction_state import state_batch, state_key, state_value
 
@@ -23,14 +25,19 @@ from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.in_doubt.pending_offsets import committed_offsets
+from isthmus_plugins.replication.in_doubt.store import DECISION
+from isthmus_plugins.replication.in_doubt.store import TOPIC as STORE
+from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.transactions.sender import DecisionSender
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
-from isthmus_protocol.record_codec import Marker
+from isthmus_protocol.record_codec import Marker, decode_records
+from isthmus_protocol.records import TRANSACTIONAL_BIT
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, TransactionState, partition_of
 
@@ -290,6 +297,97 @@ def test_other_groups_wait_for_nobody(seed: int, monkeypatch: pytest.MonkeyPatch
         await scene.end()
 
     run_simulated(main(Scene(seed)))
+
+
+@pytest.mark.parametrize("dies", ["proxy", "broker"])
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_a_group_has_committed_is_not_there_before_the_decision(
+    number: int, reads: bool, dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy is killed between a decision and its sending, or a broker is, so that the decision cannot be read for a
+    moment and the offsets topic is read and pushed anew; and the records of the transaction stand still, or not.
+
+    If the source died then, they would be aborted, and what they were made of would count as done."""
+    output = ("local-t", 0)
+
+    async def main(scene: Scene) -> None:
+        replicas = scene.replicas
+        await scene.begin()
+        app = App(scene, number, "app-1")
+        log = replicas.a.found["local-t"].partitions[0]
+        app.record(TransactionState.ONGOING, (PLACE, output))
+        log.produce(
+            batch(
+                0, [b"x"], producer_id=app.producer_id, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT
+            )
+        )
+        assert await app.commit_offset(1)
+        await replicas.until("copied", replicas.equal)
+        await asyncio.sleep(5)  # all that is there is confirmed
+        if dies == "proxy":
+            await replicas.stop("A")
+        else:
+            app.state.move(-1)
+            scene.offsets.leader_epoch += 1
+        app.offset = 1
+        scene.decided[app.group] = 1
+        app.epoch += app.raises_epoch
+        app.record(TransactionState.PREPARE_COMMIT, (PLACE, output))
+        for each in (scene.offsets, log):
+            each.write(marker_batch(each.end, app.producer_id, Marker.COMMIT, app.epoch))
+        app.record(TransactionState.COMPLETE_COMMIT, ())
+        opened = LeaderStream.opened
+
+        def opened_here(stream: LeaderStream, end: int) -> None:
+            opened(stream, end)
+            stream.doubting = not reads
+
+        monkeypatch.setattr(LeaderStream, "opened", opened_here)
+        torn: list[bool] = []
+
+        def committed(group: str, place: tuple[str, int], wanted: Any) -> None:
+            stored = [
+                record.key for data in replicas.b.found[STORE].partitions[0].log for record in decode_records(data)
+            ]
+            torn.append(not any(key and json.loads(key)[0] == DECISION for key in stored))
+
+        replicas.b.on_commit = committed
+        if dies == "proxy":
+            replicas.start("A")
+            await replicas.connect()
+        else:
+            await asyncio.sleep(5)
+            assert not torn
+            app.state.move(1)
+        await replicas.until("committed", lambda: bool(torn), 3 if dies == "broker" else 20)
+        assert torn == [False]
+        await scene.end()
+
+    run_simulated(main(Scene(3)))
+
+
+def test_a_partition_is_pushed_whole_by_a_proxy_that_fronts_no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends what was decided itself: what another one has sent it does not know."""
+
+    async def main(scene: Scene) -> None:
+        replicas = scene.replicas
+        await scene.begin()
+        app = App(scene, 0, "app-1")
+        app.record(TransactionState.ONGOING)
+        assert await app.commit_offset(1)
+        await replicas.stop("A")
+        monkeypatch.setattr(DecisionSender, "_coordinates", lambda sender, decision: False)
+        app.offset = 1
+        app.decide()
+        await app.complete(Marker.COMMIT)
+        replicas.start("A")
+        await replicas.connect()
+        await replicas.until("committed", lambda: FAR in replicas.b.offsets.get("far-app-1", {}))
+        await replicas.until("In-Sync", scene.in_sync)
+        await scene.end()
+
+    run_simulated(main(Scene(4)))
 
 
 @pytest.mark.parametrize("completed", [False, True])

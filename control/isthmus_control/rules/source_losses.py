@@ -43,11 +43,10 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             found.groups,
             found.commits[:COMMITS_MAX],
             found.salvaged,
+            _is_acknowledged(before, found),
         )
-        if before == after:
-            continue
-        state = _put(state, before, after)
-        changes.append(SourceLossChanged(before, after))
+        if before != after:
+            state, changes = _changed(state, changes, before, after)
     return state, tuple(changes)
 
 
@@ -90,6 +89,15 @@ def _open(state: ControlState, link_name: str, found: c.FoundLoss) -> SourceLoss
 
 def _is_released(before: SourceLoss | None) -> bool:
     return before is not None and before.state is LossState.CUTTING
+
+
+def _is_acknowledged(before: SourceLoss | None, found: c.FoundLoss) -> bool:
+    """Whether the operator knows what was found again: no more was lost."""
+    return (
+        before is not None
+        and before.acknowledged
+        and (before.from_offset, before.to_offset) == (found.from_offset, found.to_offset)
+    )
 
 
 def _release(state: ControlState, offset: int, command: c.Command, body: c.ReleaseSourceLosses) -> Result:
@@ -155,7 +163,7 @@ def truncated(state: ControlState, truncation: Truncation, is_made: bool) -> Los
 
 def without_losses(state: ControlState, link_name: str) -> ControlState:
     """The state in which nothing is told of a link, which is deleted."""
-    if not any(loss.link == link_name for loss in state.source_losses):
+    if link_name not in {*state.source_losses_left_off, *(loss.link for loss in state.source_losses)}:
         return state
     losses = tuple(loss for loss in state.source_losses if loss.link != link_name)
     left_off = {name: count for name, count in state.source_losses_left_off.items() if name != link_name}
@@ -178,7 +186,7 @@ def _moved(state: ControlState, to: LossState, which: Callable[[SourceLoss], boo
     return state, changes
 
 
-def _changed(state: ControlState, changes: list[Change], before: SourceLoss, after: SourceLoss) -> Losses:
+def _changed(state: ControlState, changes: list[Change], before: SourceLoss | None, after: SourceLoss) -> Losses:
     """One that was acknowledged, and is over, is told no more."""
     stays = after if after.is_open or not after.acknowledged else None
     return _put(state, before, stays), [*changes, SourceLossChanged(before, stays)]

@@ -63,6 +63,9 @@ class GroupPlaces(Protocol):
     def place(self, key: LinkPartition) -> SyncPlace | None:
         """One that is pushed, from when its follower had all of it once."""
 
+    def confirmed(self, key: LinkPartition) -> int:
+        """Up to where the other side has one that is about to be pushed anew, -1 if that is not known."""
+
     def leader_epoch(self, partition: int) -> int:
         """The latest that is known, -1 for none."""
 

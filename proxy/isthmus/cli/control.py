@@ -197,6 +197,7 @@ def _on_cluster(
     from isthmus.control_repair import ControlRepair, RepairRefused
     from isthmus.errors import ConfigurationError, KafkaError, PeerFault
     from isthmus.kafka.client import ClusterClient
+    from isthmus_control.replica import Halted
 
     async def run() -> dict[str, Any]:
         loaded = load_config(config)
@@ -210,6 +211,8 @@ def _on_cluster(
         raise CliError("INVALID_CONFIG", str(error), Exit.FAILED, output) from None
     except RepairRefused as error:
         raise CliError(error.code, str(error), Exit.FAILED, output) from None
+    except Halted as error:
+        raise CliError("UNREADABLE", f"the topic is no control log any more: {error}", Exit.FAILED, output) from None
     except KafkaError as error:
         raise CliError(error.name, str(error), Exit.FAILED, output) from None
     except PeerFault as error:

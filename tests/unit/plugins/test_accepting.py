@@ -212,3 +212,26 @@ def test_handshakes_are_bounded_before_they_begin_and_leave_nothing_behind(
             writer.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET6, socket.AF_X25])
+def test_addresses_that_the_machine_does_not_have_are_left_out(
+    family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with IPv6 switched off: there is no such address, or no such family (X.25 has none here)."""
+    found: list[Any] = [(family, socket.SOCK_STREAM, 0, "", ("2001:db8::1", 0, 0, 0))]
+
+    async def main() -> None:
+        here = Door()
+        with monkeypatch.context() as resolver:
+            resolver.setattr(socket, "getaddrinfo", lambda *asked, **more: found)
+            with pytest.raises(OSError, match="ddress"):
+                await here.acceptor.bind()
+            found.append((socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, 0)))
+            await here.acceptor.bind()
+        here.acceptor.listen(1)
+        with here.client() as client:
+            assert await echoes(client)
+        await here.close()
+
+    asyncio.run(main())

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from isthmus_plugins.cluster import ProducerState, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, ProducerState, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.producer_ids import carry
@@ -139,11 +139,13 @@ class ProducerOrigins:
         topic = await self._context.cluster.topic(place[0])
         begins = (await self._context.cluster.offsets_for_times({place: header.base_timestamp})).get(place)
         if topic is None or begins is None:
-            raise Doubtful(f"{place[0]}-{place[1]} cannot be read now")
+            raise BrokerUnavailable(f"{place[0]}-{place[1]} cannot be read now")
+        # Where no record has such a time the brokers' clocks may have given it another one.
+        begin = begins[0] if begins[0] >= 0 else await self._context.cluster.log_start(*place)
         end = await self._context.cluster.log_end(*place)
         sent = decode_records(batch.data)
         looked_at = 0
-        async for data, stored, _ in read_batches(self._context, topic, place[1], max(0, begins[0]), end):
+        async for data, stored, _ in read_batches(self._context, topic, place[1], begin, end):
             if (
                 stored.producer_id in ids
                 and (stored.producer_epoch, stored.base_sequence) == (header.producer_epoch, header.base_sequence)

@@ -35,12 +35,27 @@ class LedGroup(NamedTuple):
     """Of the offsets topic; None where the group is gone here."""
 
 
+class Checked:
+    """Whether what a partition's markers have committed may be pushed whole, as far as that is known."""
+
+    __slots__ = ("confirmed", "place", "source", "upto")
+
+    def __init__(self, source: Source, place: PushedPartition, confirmed: int) -> None:
+        self.source = source
+        self.place = place
+        self.confirmed = confirmed
+        """The other side has all before this, as it said."""
+        self.upto = confirmed
+        """The markers before this may be: the other side has the decisions."""
+
+
 class Feed:
     """What has been pushed to one link's follower end, over one connection."""
 
     __slots__ = (
         "_remote_names",
         "calls",
+        "checked",
         "confirms",
         "connection",
         "fed",
@@ -68,6 +83,8 @@ class Feed:
         """Whether the follower end is to say what it has: commits wait for it."""
         self.fed: dict[Source, PushedPartition] = {}
         """Of a link that confirms."""
+        self.checked: Checked | None = None
+        """Of what is to be pushed whole next."""
         self.calls: set[asyncio.Task[None]] = set()
         """That are not answered."""
         self.pushed: dict[Source, dict[OffsetKey, float]] = {}

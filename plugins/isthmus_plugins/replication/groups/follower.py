@@ -198,6 +198,7 @@ class GroupFollower(Part):
             return
         self._lookup = state.lookup
         self._intake.lookup_changed(state.lookup)
+        self.losses.forget_others(state.links.keys())
         self._changed.set()
 
     async def left(self) -> None:
@@ -272,6 +273,8 @@ class GroupFollower(Part):
         due = [max(group.retry_at, now + DATA_POLL_S) for group in self._active if not group.busy]
         if self._intake.has_feeds:
             due += [self._intake.strays_at, self._scan_at]
+            if (look_at := self._source_losses.due_at) is not None:
+                due.append(look_at)
         return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
@@ -288,9 +291,9 @@ class GroupFollower(Part):
         await self._read()
         if self._unread:
             self._note_read()
-        if self._source_losses.due and (self._settling is None or self._settling.done()):
+        now, look_at = self._clock.monotonic(), self._source_losses.due_at
+        if look_at is not None and look_at <= now and (self._settling is None or self._settling.done()):
             self._settling = self._tasks.start("losses", self._settle_losses())
-        now = self._clock.monotonic()
         ready = [group for group in self._active if self._is_ready(group, now)]
         for group in ready:
             self._intake.note_silence(group)

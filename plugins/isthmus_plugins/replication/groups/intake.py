@@ -5,7 +5,7 @@ Each partition of a source's offsets topic is pushed by one leader end at a time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from isthmus_control.lookup import Lookup
@@ -116,15 +116,24 @@ class Intake:
         """Whether all that the source has of a group was pushed."""
         return group.source not in self._unfinished
 
-    def whole(self, key: SourcePartition) -> list[FollowedGroup] | None:
-        """The groups of a partition that was pushed whole, if what coordinators have of all of them is known since;
-        those among them that the source does not have any more."""
-        if key not in self._feeds or key in self._unfinished or self.strays_at <= self._clock.monotonic():
-            return None
-        groups = [group for group in self._groups.values() if group.source == key]
+    def whole(self, keys: Iterable[SourcePartition]) -> dict[SourcePartition, list[FollowedGroup]]:
+        """Of these partitions those that were pushed whole, if what coordinators have of all of their groups is known
+        since; with the groups, those among them that the source does not have any more."""
         now = self._clock.monotonic()
-        known = all(group.has is not None and group.certain and group.read_at > now for group in groups)
-        return groups if known else None
+        if self.strays_at <= now:
+            return {}
+        found: dict[SourcePartition, list[FollowedGroup]] = {
+            key: [] for key in keys if key in self._feeds and key not in self._unfinished
+        }
+        for group in self._groups.values():
+            groups = found.get(group.source)
+            if groups is None:
+                continue
+            if group.has is not None and group.certain and group.read_at > now:
+                groups.append(group)
+            else:
+                del found[group.source]
+        return found
 
     # ---- what is pushed ----
 

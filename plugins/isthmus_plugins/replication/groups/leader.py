@@ -27,7 +27,7 @@ from isthmus_control.model import (
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.groups.feed import Feed, LedGroup
+from isthmus_plugins.replication.groups.feed import Checked, Feed, LedGroup
 from isthmus_plugins.replication.groups.pushed_partition import PushedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
@@ -131,6 +131,12 @@ class GroupLeader(Part):
         fed = feed.fed.get(source)
         return fed if fed is not None and fed.acked >= 0 else None
 
+    def confirmed(self, key: LinkPartition) -> int:
+        """Up to where the other side has a partition that is about to be pushed anew, -1 if that is not known."""
+        feed, source = self._feeds.get(key.link), self._sources.get(key.partition)
+        checked = None if feed is None else feed.checked
+        return checked.confirmed if checked is not None and checked.source is source else -1
+
     def leader_epoch(self, partition: int) -> int:
         """Under which a partition of the offsets topic is read, -1 for none."""
         source = self._sources.get(partition)
@@ -233,6 +239,8 @@ class GroupLeader(Part):
 
     async def _reconcile(self) -> None:
         leading = self._leading()
+        links = {link.link_id for link in self._context.control.state.links.values()}
+        self._confirmed = {key: known for key, known in self._confirmed.items() if key[0] in links}
         wanted = tuple(mapping for link in leading.values() for mapping in pushed(link, ResourceType.CONSUMER_GROUP))
         if wanted != self._wanted:
             self._wanted = wanted
@@ -294,6 +302,7 @@ class GroupLeader(Part):
                 feed.confirms = confirms
                 feed.pushed.clear()
                 feed.fed.clear()
+                feed.checked = None
             feed.wake.set()
 
     async def _end(self, connection: LinkConnection, partitions: tuple[int, ...] | None) -> None:
@@ -406,6 +415,8 @@ class GroupLeader(Part):
                 changed |= source.offsets_log.take(batch, header)
                 source.next_offset = header.next_offset
                 source.waiting.popleft()
+                if header.is_transactional:
+                    source.transactional.append((batch if header.is_control else b"", header))
             if broken is not None and not source.waiting:
                 raise broken
         except BatchError as error:
@@ -439,11 +450,21 @@ class GroupLeader(Part):
         source = self._sources.get(partition)
         if source is not None and source.waiting:
             self._take_waiting(source, self._clock.monotonic())
+        for feed in self._feeds.values():
+            if feed.checked is not None and feed.checked.source is source:
+                feed.wake.set()
 
     def is_pushed(self, place: object) -> bool:
-        """Whether a place is pushed still."""
-        feeds = [feed for feed in self._feeds.values() if self._is_current(feed)]
-        return any(each is place for feed in feeds for each in feed.fed.values())
+        """Whether a place is pushed still, or is about to be."""
+        current = set(self._sources.values())
+        for feed in self._feeds.values():
+            checked = feed.checked
+            if self._is_current(feed) and (
+                any(each is place for each in feed.fed.values())
+                or (checked is not None and checked.place is place and checked.source in current)
+            ):
+                return True
+        return False
 
     async def _refused(self, source: Source, part: Fetched) -> None:
         if part.error_code == OFFSET_OUT_OF_RANGE and source.next_offset == 0:
@@ -498,7 +519,10 @@ class GroupLeader(Part):
     async def _push(self, feed: Feed) -> bool:
         """Push what the follower end lacks; False if that was nothing."""
         whole = self._next_whole(feed)
-        lost = await self._lost_end(feed, whole) if whole is not None and feed.confirms else None
+        confirmed, lost = NOTHING, None
+        if whole is not None and feed.confirms and SOURCE_LOSSES in feed.connection.peer_features:
+            confirmed = await self._furthest(feed, whole)
+            lost = await self._lost_end(feed, whole, *confirmed)
         current = set(self._sources.values())
         withheld = self._withheld(feed)
         for source in [source for source in feed.pushed if source not in current]:
@@ -514,7 +538,8 @@ class GroupLeader(Part):
         if whole is not None:
             if withheld and not feed.holds_back:
                 await self._call(feed, [])  # the answer says whether it does
-            if not withheld or feed.holds_back:
+            since = confirmed[1] if lost is None else lost.from_offset
+            if (not withheld or feed.holds_back) and self._is_decided(feed, whole, since):
                 await self._push_whole(feed, whole, frozenset(withheld), lost)
                 return True
         changes = []
@@ -630,13 +655,35 @@ class GroupLeader(Part):
             )
             await self._call(feed, [part])
 
-    async def _lost_end(self, feed: Feed, source: Source) -> calls.LostEnd | None:
+    def _is_decided(self, feed: Feed, source: Source, since: int) -> bool:
+        """Whether the other side has the decisions that markers from an offset on carry out; else the feed is woken.
+
+        What is read before a partition is pushed waits for nobody, and whoever was to send them may have died. Those
+        before are there: it was confirmed up to the offset. -1: never, or that is not known.
+        """
+        if not feed.confirms or since < 0:
+            return True
+        checked = feed.checked
+        if checked is None or checked.source is not source:
+            key = LinkPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
+            place = PushedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
+            checked = feed.checked = Checked(source, place, since)
+        for batch, header in source.transactional:
+            if header.base_offset >= checked.upto:
+                if not self.may_pass(checked.place, header, batch):
+                    return False
+                checked.upto = header.next_offset
+        feed.checked = None
+        return True
+
+    async def _furthest(self, feed: Feed, source: Source) -> tuple[int, int]:
+        """(Leader epoch, offset) up to where a partition was confirmed over the link, as far as both ends know."""
+        said = await feed.connection.call(calls.ConfirmedCommits(source.partition))
+        return max((said.epoch, said.upto), self._confirmed.get((feed.link_id, source.partition), NOTHING))
+
+    async def _lost_end(self, feed: Feed, source: Source, epoch: int, upto: int) -> calls.LostEnd | None:
         """What the log lost of what the follower end had confirmed, as its leader epochs say. Raises BrokerUnavailable,
         KafkaRefused."""
-        if SOURCE_LOSSES not in feed.connection.peer_features:
-            return None
-        said = await feed.connection.call(calls.ConfirmedCommits(source.partition))
-        epoch, upto = max((said.epoch, said.upto), self._confirmed.get((feed.link_id, source.partition), NOTHING))
         if epoch in (NO_EPOCH, source.leader_epoch):
             return None  # nobody else has led since
         known, end = await self._context.cluster.epoch_end(OFFSETS_TOPIC, source.partition, epoch)

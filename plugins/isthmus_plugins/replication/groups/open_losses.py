@@ -6,7 +6,7 @@ as if it were a later commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import ResourceType
@@ -54,6 +54,10 @@ class OpenLosses:
         if link is not None and upto >= 0:
             self._confirmed[key] = link.link_id, Confirmed(epoch, upto)
 
+    def forget_others(self, links: Collection[str]) -> None:
+        """There are these links, and no others."""
+        self._confirmed = {key: known for key, known in self._confirmed.items() if key[0] in links}
+
     def furthest(self, key: SourcePartition) -> Confirmed:
         """The furthest that is known to have been confirmed, by this process or one before it."""
         state = self._context.control.state
@@ -89,7 +93,7 @@ class OpenLosses:
         if said is not None:
             return said.from_offset
         losses = self.recorded().get(group.source, ())
-        return next((loss.from_offset for loss in losses if group.group.startswith(loss.namespace)), None)
+        return next((loss.from_offset for loss in losses if loss.holds(group.group)), None)
 
     @property
     def why(self) -> Pending:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from isthmus_protocol.offsets_log import OffsetsLog
 from isthmus_protocol.records import BatchHeader
+
+TRANSACTIONAL_MAX: Final = 2000
+"""So many batches of transactions are kept, the last ones."""
 
 
 class Source:
@@ -21,6 +25,7 @@ class Source:
         "partition",
         "problem",
         "retry_at",
+        "transactional",
         "waiting",
     )
 
@@ -33,6 +38,9 @@ class Source:
         """What the log adds up to was taken up to this."""
         self.waiting: deque[tuple[bytes, BatchHeader]] = deque()
         """Batches that were read and not taken yet: the first is a commit marker whose decision is on its way."""
+        self.transactional: deque[tuple[bytes, BatchHeader]] = deque(maxlen=TRANSACTIONAL_MAX)
+        """The last batches of transactions that were taken, of records the header alone: before a partition is pushed
+        whole, decisions that their markers carry out have to be on the other side."""
         self.log_end: int | None = None
         """Where the log ended once in this leader epoch; None: not known.
 

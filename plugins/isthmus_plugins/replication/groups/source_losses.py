@@ -5,7 +5,6 @@ Until that is recorded in the control log, nothing of it is put back (:mod:`.ope
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -29,6 +28,8 @@ from isthmus_protocol.offsets_salvage import OffsetsSalvageHead, SalvagedOffset
 
 log = logging.getLogger("isthmus_plugins.replication")
 
+LOOK_S: Final = 1.0
+"""How often is looked at what is held: all groups of a partition are."""
 RETRY_S: Final = 5.0
 NOTHING: Final = -1
 MESSAGE: Final = "the source's offsets topic lost its end"
@@ -42,34 +43,39 @@ class GroupLosses:
         self._clock = context.clock
         self._intake = intake
         self._losses = losses
+        self._look_at = 0.0
 
     @property
-    def due(self) -> bool:
-        """Whether anything is lost that is not dealt with."""
-        return bool(self._losses.said or self._losses.recorded())
+    def due_at(self) -> float | None:
+        """When to look at what is lost and not dealt with; None: nothing is."""
+        return self._look_at if self._losses.said or self._losses.recorded() else None
 
     async def settle(self) -> bool:
         """Deal with what can be dealt with now; whether something was."""
         done = False
+        self._look_at = self._clock.monotonic() + LOOK_S
         try:
             for key, lost in list(self._losses.said.items()):
-                groups = self._intake.whole(key)
-                if groups is not None:
-                    await self._settle_said(key, lost, groups)
-                    done = True
-            for key, losses in list(self._losses.recorded().items()):
-                groups = None if key in self._losses.said else self._intake.whole(key)
-                for loss in losses if groups is not None else ():
-                    done = await self._settle_recorded(loss, groups or ()) or done
+                for groups in self._intake.whole((key,)).values():
+                    done = await self._settle_said(key, lost, groups) or done
+            recorded = {key: each for key, each in self._losses.recorded().items() if key not in self._losses.said}
+            whole = self._intake.whole(recorded)
+            found = [
+                (loss, _put_back((group for group in groups if loss.holds(group.group)), loss.from_offset))
+                for key, groups in whole.items()
+                for loss in recorded[key]
+            ]
+            for loss, offsets in found:
+                done = await self._settle_recorded(loss, offsets) or done
             self._losses.trouble = None
         except (BrokerUnavailable, SalvageFailed) as error:
             self._losses.trouble = str(error)
             log.warning("lost commits not dealt with", extra={"detail": str(error)})
-            await asyncio.sleep(RETRY_S)
+            self._look_at = self._clock.monotonic() + RETRY_S
         return done
 
-    async def _settle_said(self, key: SourcePartition, lost: calls.LostEnd, groups: Sequence[FollowedGroup]) -> None:
-        """Record what a leader end said is lost. Raises BrokerUnavailable."""
+    async def _settle_said(self, key: SourcePartition, lost: calls.LostEnd, groups: Sequence[FollowedGroup]) -> bool:
+        """Record what a leader end said is lost; whether it is. Raises BrokerUnavailable, SalvageFailed."""
         link = self._context.control.state.links.get(key[0])
         found = []
         for mapping in () if link is None else link.pairs(Role.FOLLOWER, ResourceType.CONSUMER_GROUP):
@@ -79,30 +85,33 @@ class GroupLosses:
         recorded = not found or await self._record(key[0], found)
         if recorded and self._losses.said.get(key) is lost:
             del self._losses.said[key]
+        return recorded
 
     async def _found(
         self, key: SourcePartition, mapping: NamespaceMapping, lost: calls.LostEnd, offsets: Sequence[SalvagedOffset]
     ) -> FoundLoss:
+        """What a namespace lost, salvaged if it is put back. Raises SalvageFailed where nothing can be recorded."""
         default = OnSourceLoss.HOLD if mapping.local_prefix in lost.strict else OnSourceLoss.CUT
-        may_hold = self._context.control.state.level >= SOURCE_LOSSES
-        held = may_hold and (mapping.on_source_loss or default) is OnSourceLoss.HOLD
+        is_recorded = self._context.control.state.level >= SOURCE_LOSSES
+        held = is_recorded and (mapping.on_source_loss or default) is OnSourceLoss.HOLD
         span = lost.from_offset, lost.to_offset
         salvaged = None
         if not held:
             try:
                 salvaged = await self._salvage(key, mapping.local_prefix, lost.epoch, *span, offsets)
-            except SalvageFailed as error:  # it is tried again, when it is recorded
+            except SalvageFailed as error:
+                if not is_recorded:
+                    raise
+                # It is tried again when it is recorded.
                 log.warning("lost commits not salvaged", extra={"link": key[0], "detail": str(error)})
         state = LossState.HELD if held else LossState.CUTTING if salvaged is None else LossState.CUT
         return _loss(mapping.local_prefix, key[1], *span, state, offsets, salvaged)
 
-    async def _settle_recorded(self, loss: SourceLoss, groups: Sequence[FollowedGroup]) -> bool:
+    async def _settle_recorded(self, loss: SourceLoss, offsets: Sequence[SalvagedOffset]) -> bool:
         """What is held is over when groups have committed again; what the operator released is salvaged.
 
-        Raises BrokerUnavailable, SalvageFailed.
+        ``offsets``: what would be put back now. Raises BrokerUnavailable, SalvageFailed.
         """
-        mine = (each for each in groups if each.group.startswith(loss.namespace))
-        offsets = _put_back(mine, loss.from_offset)
         if loss.state is LossState.HELD and offsets:
             return False
         key, span = (loss.link, loss.partition), (loss.from_offset, loss.to_offset)

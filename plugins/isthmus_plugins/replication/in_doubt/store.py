@@ -19,10 +19,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
@@ -471,7 +473,7 @@ def _with_epochs(
     Also after a downgrade they are later than what their source decided before.
     """
     known: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    """By link and partition of the source's transaction log: where (offset) it had reached which epoch."""
+    """By link and partition of the source's transaction log: where (offset) it had which epoch."""
     without: list[tuple[Any, ...]] = []
     for key, value in entries.items():
         if key[0] == DECISION:
@@ -480,10 +482,17 @@ def _with_epochs(
                 without.append(key)
             else:
                 known.setdefault((key[1], partition), []).append((offset, epoch))
+    reached: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
+    """The same in their order: offsets, and the latest epoch up to each of them."""
+    for place, some in known.items():
+        some.sort()
+        reached[place] = [at for at, _ in some], list(accumulate((epoch for _, epoch in some), max))
     found = dict(entries)
     for key in without:
         partition, _, offset = identity_of(entries[key])
-        epoch = max((epoch for at, epoch in known.get((key[1], partition), ()) if at <= offset), default=NO_EPOCH)
+        offsets, epochs = reached.get((key[1], partition), ((), ()))
+        before = bisect_right(offsets, offset)
+        epoch = epochs[before - 1] if before else NO_EPOCH
         found[key] = {**entries[key], "at": [partition, offset, epoch]}
     return found
 

@@ -19,7 +19,6 @@ from isthmus_control.commands import (
     ReleaseSourceLosses,
 )
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
-from isthmus_control.source_losses import LossState
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext
@@ -133,11 +132,7 @@ class TopicDecisions:
     async def truncate(self, topic: str, dry_run: bool) -> TopicDecision:
         """Cut a topic to its source's log, which lost what it had acked In-Sync."""
         record = self._record(topic)
-        held = [
-            loss
-            for loss in self._context.control.state.source_losses
-            if loss.state is LossState.HELD and (loss.topic, loss.topic_id) == (topic, record.topic_id)
-        ]
+        held = self._context.control.state.held_losses.get((topic, record.topic_id or ""), ())
         if not held:
             raise OperationError("CONFLICT", f"nothing of {topic} is held: what its source lost is cut by itself", 409)
         fate = await self._fate(record)

@@ -24,6 +24,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.features import SOURCE_LOSSES
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
@@ -80,11 +81,12 @@ class ToldSourceLosses(Part):
         for link in list(state.links.values()):
             now = _said(state, link)
             for connection in self._peers.connections(link.name):
-                if self._said.get(connection, calls.SourceLosses()) == now:
+                # That there is nothing, too: it may have been acknowledged while nobody was connected.
+                if SOURCE_LOSSES not in connection.peer_features or self._said.get(connection) == now:
                     continue
                 try:
                     await connection.call(now)
-                except LinkRejected as error:  # a peer of before
+                except LinkRejected as error:
                     log.warning("source losses not told", extra={"link": link.name, "detail": str(error)})
                 except (LinkLost, TimeoutError):
                     answered = False

@@ -23,6 +23,10 @@ class PushedPartitions:
         """One that is pushed now."""
         return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
 
+    def waits(self, place: TopicPartition) -> bool:
+        """Whether this proxy reads a partition of the offsets topic, which is not pushed before its decisions are."""
+        return place[0] == OFFSETS_TOPIC and self._groups.leader_epoch(place[1]) >= 0
+
     def leader_epoch(self, place: TopicPartition) -> int:
         """The latest that is known, -1 for none."""
         if place[0] == OFFSETS_TOPIC:

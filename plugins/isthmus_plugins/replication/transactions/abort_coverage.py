@@ -125,6 +125,8 @@ class AbortCoverage:
             return True
         if end == calls.OPEN_END:
             return False  # nothing is known of it yet
+        if key.topic == OFFSETS_TOPIC and self._groups.confirmed(key) >= end:
+            return True
         led = key in self._leader_end.discovery.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places())
         if led and not has_no_end:
             return False  # it is to be pushed

@@ -113,7 +113,7 @@ class DecisionSender:
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
         pushed = (self._pushed.get(LinkPartition(link_name, *place)) for place in decision.places)
         pushing = {place.connection for place in pushed if place is not None}
-        if not pushing and self._coordinates(decision):
+        if not pushing and (self._coordinates(decision) or any(map(self._pushed.waits, decision.places))):
             return self._peers.connections(link_name)[:1]
         return list(pushing)
 

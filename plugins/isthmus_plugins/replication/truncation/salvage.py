@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import urllib.parse
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -52,10 +54,11 @@ async def write_salvage(context: PluginContext, topic: TopicInfo, head: SalvageH
 
 async def write_offsets(context: PluginContext, head: OffsetsSalvageHead, offsets: Sequence[SalvagedOffset]) -> Path:
     """The same for committed offsets of groups. Raises SalvageFailed."""
-    name = (
-        f"offsets-{head.link}-{head.namespace[:NAMESPACE_MAX].replace('/', '_')}-{head.partition}-{head.from_offset}-"
-        f"{head.to_offset}-{head.at_ms}{SUFFIX}"
-    )
+    # Groups may be called anything, and at any length; the hash tells apart those that begin alike.
+    begins = urllib.parse.quote(head.namespace, safe="")[:NAMESPACE_MAX]
+    namespace = f"{begins}-{zlib.crc32(head.namespace.encode()):08x}"
+    span = f"{head.partition}-{head.from_offset}-{head.to_offset}"
+    name = f"offsets-{head.link}-{namespace}-{span}-{head.at_ms}{SUFFIX}"
 
     async def parts() -> AsyncIterator[bytes]:
         yield encode_offsets_salvage(head, offsets)

@@ -178,6 +178,29 @@ def test_only_what_was_told_is_acknowledged() -> None:
     assert log.state.source_losses == ()
 
 
+def test_what_was_acknowledged_is_told_again_only_if_more_was_lost() -> None:
+    log = Log()
+    log.found(CUTTING)
+    log.ok(c.AcknowledgeSourceLosses("ab", log.state.applied_offset))
+    log.found(CUTTING)  # the logs are compared again
+    assert log.only.acknowledged
+    log.found(replace(CUTTING, from_offset=80))
+    assert not log.only.acknowledged
+    log.ok(c.AcknowledgeSourceLosses("ab", log.state.applied_offset))
+    log.found(replace(CUTTING, from_offset=80, state=LossState.CUT))
+    assert log.state.source_losses == ()
+
+
+def test_a_namespace_of_groups_without_a_prefix_holds_what_it_does_elsewhere() -> None:
+    log = Log()
+    log.ok(c.AttachNamespace("ab", GROUP, "_x-", "_x-", FOLLOWER, create_missing=True))
+    log.ok(c.DetachNamespace("ab", GROUP, "g-"))
+    log.ok(c.AttachNamespace("ab", GROUP, "", "", FOLLOWER, create_missing=True))
+    log.found(replace(OF_GROUPS, namespace=""))
+    assert log.only.holds("g-1")
+    assert not log.only.holds("_x-1")
+
+
 def test_old_ones_are_counted_and_what_is_held_is_never_left_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_losses, "TOLD_MAX", 3)
     log = Log()
@@ -189,6 +212,15 @@ def test_old_ones_are_counted_and_what_is_held_is_never_left_off(monkeypatch: py
     log.ok(c.AcknowledgeSourceLosses("ab", log.state.applied_offset))
     assert log.state.source_losses_left_off == {}
     assert log.only.partition == 0
+
+
+def test_nothing_is_told_of_a_link_that_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_losses, "TOLD_MAX", 0)
+    log = Log()
+    log.found(replace(OF_GROUPS, state=LossState.CUT))
+    assert (log.state.source_losses, log.state.source_losses_left_off) == ((), {"ab": 1})
+    log.ok(c.DeleteLink("ab"))
+    assert log.state.source_losses_left_off == {}
 
 
 def test_what_no_follower_can_have_found() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from support.partition_log import Partition
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ProvenanceRange, TopicHistory
-from isthmus_plugins.cluster import ProducerState
+from isthmus_plugins.cluster import BrokerUnavailable, ProducerState
 from isthmus_plugins.replication.client_views.producer_origins import (
     SEARCHED_MAX,
     Claim,
@@ -206,5 +206,30 @@ def test_what_the_clusters_hand_out_alike_is_told_apart_by_the_log_too() -> None
     async def test(on: Log) -> None:
         on.write(batch(FROM_A, 12), batch(FROM_C, 8))
         assert await on.origin(batch(0, 9), clusters="AC") == "C"
+
+    on_log(test)
+
+
+def test_a_batch_that_is_younger_than_a_log_whose_beginning_is_gone() -> None:
+    async def test(on: Log) -> None:
+        on.write(batch(FROM_A, 0, b"a0"), batch(FROM_A, 1, b"a1"))
+        on.log.delete_records(1)
+        assert await on.origin(batch(0, 0, b"b0", at=2000)) == "B"
+
+    on_log(test)
+
+
+def test_a_log_that_cannot_be_read_now_is_no_doubt() -> None:
+    """The client asks again; in doubt it would give its producer up."""
+
+    async def test(on: Log) -> None:
+        on.write(batch(FROM_A, 0, b"a0"))
+
+        async def no_leader(asked: Any) -> Mapping[Any, Any]:
+            return {}
+
+        on.cluster.offsets_for_times = no_leader  # type: ignore[method-assign]
+        with pytest.raises(BrokerUnavailable):
+            await on.origin(batch(0, 0, b"b0"))
 
     on_log(test)

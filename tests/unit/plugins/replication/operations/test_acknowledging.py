@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.plugins import Two, on_two
 
-from isthmus_control.commands import FoundLoss, RecordSourceLosses
+from isthmus_control.commands import AcknowledgeSourceLosses, FoundLoss, RecordSourceLosses
 from isthmus_control.model import ResourceType
 from isthmus_control.source_losses import LossState, LostCommit
 from isthmus_plugins import links
@@ -59,5 +59,21 @@ def test_a_source_that_was_restarted_is_told_again() -> None:
         for connection in two.b.plugin.parts.peers.connections("a-to-b"):
             connection.close()
         await two.until("told again", lambda: len(two.a.status().source_losses) == 1)
+
+    on_two(work)
+
+
+def test_what_is_acknowledged_while_nobody_is_connected_is_told_no_more() -> None:
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        await two.a.links.attach("a-to-b", GROUPS)
+        await found(two)
+        for connection in two.b.plugin.parts.peers.connections("a-to-b"):
+            connection.close()
+        (loss,) = two.controls["B"].state.source_losses
+        two.controls["B"].apply(AcknowledgeSourceLosses("a-to-b", loss.number))
+        assert len(two.a.status().source_losses) == 1
+        await two.until("told no more", lambda: not two.a.status().source_losses)
 
     on_two(work)

@@ -19,7 +19,13 @@ from support.partition_log import batch
 
 from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.links import OperationError
-from isthmus_plugins.replication.truncation.salvage import SalvageFailed, remove_unfinished, write_salvage
+from isthmus_plugins.replication.truncation.salvage import (
+    SalvageFailed,
+    remove_unfinished,
+    write_offsets,
+    write_salvage,
+)
+from isthmus_protocol.offsets_salvage import OffsetsSalvageHead, SalvagedOffset, read_offsets_salvage
 from isthmus_protocol.salvage import SalvageHead, read_salvage
 
 TOPIC = "t" * 249
@@ -126,5 +132,20 @@ def test_what_a_kill_left_half_written_is_deleted_and_nothing_else(tmp_path: Pat
         (scene.files / "x-0-5-12-id.salvage.part").write_bytes(b"isthmus-salvage 1\n")
         remove_unfinished(scene.context.data_directory)
         assert list(scene.files.iterdir()) == [kept]
+
+    asyncio.run(main())
+
+
+def test_groups_may_be_called_anything(tmp_path: Path) -> None:
+    """Also so that a file could not: too long, with slashes, alike at their beginnings."""
+
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        namespaces = ["a/b", "a_b", "\x00", "\u20ac" * 249, "n" * 249, "n" * 248 + "m", ".", ""]
+        for number, namespace in enumerate(namespaces):
+            head = OffsetsSalvageHead("B", "l" * 100, namespace, 10_000, 3, 2**62, 2**62 + 1, "WHY", "so", 2**42, "p")
+            path = await write_offsets(scene.context, head, [SalvagedOffset("g", "t", 0, number, "", -1)])
+            assert read_offsets_salvage(path.read_bytes()).head.namespace == namespace
+        assert len(list(scene.files.iterdir())) == len(namespaces)
 
     asyncio.run(main())
