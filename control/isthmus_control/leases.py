@@ -51,7 +51,7 @@ class _Seen:
 class LeaseView:
     """One proxy's view of all leases. Feed it every state (:meth:`applied`), ask it with the time."""
 
-    __slots__ = ("_accepted", "_incarnation", "_others", "_sent", "_state")
+    __slots__ = ("_accepted", "_held", "_incarnation", "_others", "_sent", "_state")
 
     def __init__(self, incarnation: str) -> None:
         """``incarnation``: of the proxy whose view this is. It need not hold a lease."""
@@ -59,6 +59,8 @@ class LeaseView:
         self._others: dict[str, _Seen] = {}
         self._sent: dict[str, float] = {}
         self._accepted: float | None = None
+        self._held: ProxyLease | None = None
+        """The lease of ours that was seen last, whatever became of it."""
         self._state: ControlState | None = None
 
     def sending(self, command_id: str, now: float) -> None:
@@ -74,6 +76,7 @@ class LeaseView:
     def applied(self, state: ControlState, now: float) -> None:
         """The log was applied up to this state. One call may stand for many commands: that only waits longer."""
         self._state = state
+        self._held = self.own or self._held
         current: set[str] = set()
         for lease in _leases(state):
             current.add(lease.incarnation)
@@ -96,8 +99,16 @@ class LeaseView:
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer process of the same name took over: this one must stop, not claim again."""
-        return self._state is not None and self._incarnation in self._state.superseded
+        """Whether a newer process of the same name took over: this one must stop, not claim again.
+
+        A process that stood still may read all at once that it was replaced and that its lease is gone for good.
+        """
+        if self._state is None:
+            return False
+        if self._incarnation in self._state.superseded:
+            return True
+        holder = None if self._held is None else self._state.proxies.get(self._held.name)
+        return holder is not None and holder.incarnation != self._incarnation
 
     def vouches_until(self) -> float | None:
         """When this proxy's own lease runs out. None: it holds none."""

@@ -113,10 +113,12 @@ class Confirmer:
         """
         return -1
 
-    def leader(self, place: TopicPartition) -> int:
-        """The broker that leads in that epoch, -1 for none: what another one acks waits for nothing, and is answered
-        NOT_LEADER_OR_FOLLOWER."""
-        return -1
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        """Whether a broker (-1 for not known which) may have led in that epoch since a time, in monotonic seconds.
+
+        Else what it acks of requests that came then waits for nothing, and is answered NOT_LEADER_OR_FOLLOWER.
+        """
+        return True
 
     def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         """Up to which offset a partition's records of a leader epoch are confirmed; None: they need not be.

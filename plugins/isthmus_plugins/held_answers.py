@@ -1,9 +1,10 @@
 """Answers to Produce, and to commits of offsets, that wait until what they ack is confirmed.
 
 Without I/O. An answer waits for the end of each batch of its request, in each partition, under the leader epoch of the
-source as it was known when the broker answered: what another epoch has at that offset may be something else. A broker
-that leads no more, as far as is known, and has not heard of it, acks (acks=1) what nobody keeps. A commit's batch is in
-the offsets topic.
+source in which its broker took the request: what another epoch has at that offset may be something else. That is the
+latest one that is known, where the broker has led in it since before the request came. One that leads no more, or
+again, and has not heard of it, acks (acks=1) what nobody keeps: its answers are refused. A commit's batch is in the
+offsets topic.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Needs(Protocol):
     def leader_epoch(self, place: TopicPartition) -> int:
         """The latest leader epoch that is known, -1 for none."""
 
-    def leader(self, place: TopicPartition) -> int:
-        """The broker that leads in that epoch, -1 for none or not known."""
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        """Whether a broker (-1 for not known which) may have led in that epoch since a time, in monotonic seconds."""
 
 
 class _Answer(Gate):
@@ -143,7 +144,7 @@ class HeldAnswers:
                     known = code == 0 and base_offset >= 0
                     end = base_offset + written.records.get((topic, partition), 1) if known else END_NOT_KNOWN
                     place, named = (name, partition), (topic, partition)
-                    if not self._is_of_another_leader(place, broker_id):
+                    if self._needs.has_led(place, broker_id, began):
                         self._wait(answer, place, named, end)
                     elif (
                         self._needs.confirmed_end(place, self._needs.leader_epoch(place), written.transactional)
@@ -163,10 +164,6 @@ class HeldAnswers:
         answer = _Answer(frame, lambda frame, refusals: refused(), transactional, now, now + wait_s)
         self._wait(answer, place, (b"", place[1]), END_NOT_KNOWN)
         return self._held(answer)
-
-    def _is_of_another_leader(self, place: TopicPartition, broker_id: int) -> bool:
-        leader = self._needs.leader(place)
-        return leader != broker_id and leader >= 0 and broker_id >= 0
 
     def _held(self, answer: _Answer) -> bytes | Gate:
         if not answer.places:

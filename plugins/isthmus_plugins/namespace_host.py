@@ -303,8 +303,8 @@ class _Scoped(Confirmer):
     def leader_epoch(self, place: TopicPartition) -> int:
         return self._confirmer.leader_epoch(place)
 
-    def leader(self, place: TopicPartition) -> int:
-        return self._confirmer.leader(place)
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        return self._confirmer.has_led(place, broker_id, since)
 
     def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self._confirmer.confirmed_end(place, epoch, transactional)

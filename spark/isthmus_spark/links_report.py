@@ -51,6 +51,7 @@ ADVICE: Final = {
     "LEASE_RAN_OUT": "The follower has not heard the source: what is acked since is known at the source alone.",
     "SOURCE_END_UNKNOWN": "The source's proxy cannot read where its logs end: see its brokers, and quotas.",
     "TARGET_LOST_RECORDS": "The target's brokers lost the end of a log (power, disks); it is copied again by itself.",
+    "DECISION_NOT_STORED": "A commit marker waits: see the leaders of the two topics of transactions in the message.",
     "TARGET_WRITTEN_BY_OTHERS": "Somebody wrote to the follower past the proxy: close that way, then see truncations.",
     "UNEXPECTED_TRUNCATION": "The source lost records (unclean leader election): see `isthmus link truncations`.",
     "SOURCE_LOST_RECORDS": "The source lost what was acked In-Sync: `isthmus topic truncate`, or a failover, decides.",

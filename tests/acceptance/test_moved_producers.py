@@ -26,6 +26,8 @@ from support.wire import PLAIN, Wire, batch_of
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import BROKER_IDS_MAX
+from isthmus_protocol.error_codes import OUT_OF_ORDER_SEQUENCE_NUMBER
+from isthmus_protocol.records import TRANSACTIONAL_BIT
 from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
@@ -217,6 +219,48 @@ def stand_in(stack: ExitStack, link: Linked) -> None:
 def _address(bootstrap: str) -> tuple[str, int]:
     host, _, port = bootstrap.rpartition(":")
     return host, int(port)
+
+
+@ONE_IN_CI
+def test_a_transactional_id_that_is_in_use_at_both_clusters() -> None:
+    """Both have given it the same number and epoch: the target's coordinator takes the one that moved for its own."""
+    topic, name = PREFIX + "both", unique("both-")
+    with synchronous(topic) as link:
+
+        def commit(side: Side, *values: bytes) -> tuple[int, int]:
+            """Each in a transaction; the number and the epoch of the producer."""
+            producer = side.producer(transactional_id=name, linger_ms=0)
+            producer.init_transactions(60)
+            for value in values:
+                producer.begin_transaction()
+                producer.produce(topic, value)
+                producer.commit_transaction(60)
+            with Wire(side.bootstrap) as wire:
+                [known] = wire.request(
+                    ApiKey.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": [name]}
+                ).transaction_states
+            return int(known.producer_id), int(known.producer_epoch)
+
+        number, epoch = commit(link.a, b"a0", b"a1")
+        link.b.proxy.cli("link", "promote", link.name, "--local", PREFIX)
+        assert commit(link.b, b"b0", b"b1", b"b2", b"b3") == (number, epoch)
+        identity = {"transactional_id": name, "producer_id": number, "producer_epoch": epoch}
+        with Wire(link.b.bootstrap) as wire:
+            adding = {f"v3_and_below_{field}": value for field, value in identity.items()}
+            adding["v3_and_below_topics"] = [{"name": topic, "partitions": [0]}]
+            added = wire.request(ApiKey.ADD_PARTITIONS_TO_TXN, 3, adding)
+            assert added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == 0
+            third = PLAIN._replace(
+                producer_id=number, producer_epoch=epoch, base_sequence=2, attributes=TRANSACTIONAL_BIT
+            )
+            data = [{"name": topic, "partition_data": [{"index": 0, "records": batch_of([b"a2"], third)}]}]
+            asked = {"transactional_id": name, "acks": -1, "timeout": 30_000, "topic_data": data}
+            [answer] = wire.request(ApiKey.PRODUCE, 9, asked).responses
+            assert answer.partition_responses[0].error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert wire.request(ApiKey.END_TXN, 3, identity | {"committed": False}).error_code == 0
+        assert commit(link.b, b"a2") > (number, epoch), "as its client does"
+        found = [each.value for each in link.b.read(topic, isolation="read_committed")]
+        assert found == [b"a0", b"a1", b"b0", b"b1", b"b2", b"b3", b"a2"]
 
 
 @ONE_IN_CI

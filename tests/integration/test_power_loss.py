@@ -12,8 +12,12 @@ from support.groups import member, offsets
 from support.kafka import unique
 from support.links import Linked, until
 from support.power_loss import FIRST, in_sync, lose_end, one_by_one
+from support.raw_log import read_log
+from support.source_topics import alter_topic
+from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_plugins.replication.in_doubt.store import TOPIC as STORE
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 
 pytestmark = [
@@ -166,3 +170,30 @@ def test_nothing_is_claimed_of_commits_that_are_lost(
 def dry_run_of_groups(link: Linked, remote: str) -> Any:
     command = "link", "failover", link.name, "--local-group", remote, "--dry-run"
     return claim_of(link.b.proxy.cli(*command), "group_claims")
+
+
+def test_what_was_decided_is_committed_although_the_store_lost_it(
+    kafka_pair: tuple[KafkaCluster, KafkaCluster], target: KafkaCluster
+) -> None:
+    """The commit was acked, its marker did not come, and the source is lost before it could send either again."""
+    transactional_id = unique("power")
+    with in_sync(kafka_pair[0], target) as (link, here, there):
+        producer = link.a.producer(transactional_id=transactional_id)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(here, b"decided")
+        assert producer.flush(30) == 0
+        alter_topic(link.b, there, {"max.message.bytes": "1"})
+        producer.commit_transaction(30)
+        link.a.proxy.kill()
+        with Wire(target.bootstrap_servers) as wire:
+            decided = [transactional_id.encode() in data for _, data in read_log(wire, STORE)]
+        assert any(decided)
+
+        target.kill(BROKER)
+        lose_end(target, BROKER, STORE, batches=len(decided) - decided.index(True))
+        target.start_broker(BROKER)
+        assert link.b.end(there, isolation="read_committed") < link.b.end(there), "its marker came"
+        alter_topic(link.b, there, {"max.message.bytes": "1048588"})
+        until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name))
+        assert link.b.read(there, isolation="read_committed")[-1].value == b"decided"

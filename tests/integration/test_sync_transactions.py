@@ -204,6 +204,9 @@ def test_java_asks_again_for_a_commit_that_is_not_stored_and_commits_once(link: 
             *("--producer-props", f"bootstrap.servers={link.a.bootstrap}", "linger.ms=0"),
         ).stdout
 
+    def reasons_at(side: Side) -> set[str | None]:
+        return {each["reason"] for each in side.partitions(link.name)}
+
     def asked_again() -> bool:
         return any("not confirmed in time" in line and mine in line for line in link.a.proxy.log.splitlines())
 
@@ -213,6 +216,7 @@ def test_java_asks_again_for_a_commit_that_is_not_stored_and_commits_once(link: 
             until("it commits", lambda: bool(decisions(link, mine)), 60)
             alter_topic(link.b, STORE, {"max.message.bytes": "1"})
             until("it was told to ask again", asked_again, 60)
+            until("its markers say what they wait for", lambda: "DECISION_NOT_STORED" in reasons_at(link.b), 60)
         finally:
             alter_topic(link.b, STORE, {"max.message.bytes": "16777216"})
         assert "60 records sent" in java.result(120)
@@ -223,6 +227,7 @@ def test_java_asks_again_for_a_commit_that_is_not_stored_and_commits_once(link: 
     epochs = {value["epoch"] - value["data_epoch"] for value in values if value.get("id") == mine}
     assert epochs == {1}, "each decision raised the epoch"
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
+    assert "DECISION_NOT_STORED" not in reasons_at(link.b) | reasons_at(link.a)
 
 
 def test_a_java_commit_that_was_given_up_is_done_once_when_it_is_asked_for_again(link: Linked, topic: str) -> None:

@@ -99,6 +99,7 @@ class Stream:
     close: bool = True
     stream_id: int = 1
     undecided: bool = False
+    late_marker: int | None = None
     copy: None = None
 
     def is_close(self, now: float) -> bool:
@@ -113,6 +114,7 @@ class Discovery:
     led: dict[LinkPartition, None] = field(default_factory=lambda: {KEY: None})
     leader_epochs: dict[TopicPartition, int] = field(default_factory=lambda: {PLACE: 0})
     leaders: dict[TopicPartition, int] = field(default_factory=dict)
+    leads_since: dict[TopicPartition, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -39,6 +39,8 @@ class OrderedPlace(SyncPlace, Protocol):
     """One whose commit markers wait for the decisions that they carry out."""
 
     undecided: bool
+    late_marker: int | None
+    """The offset of the commit marker that it waits at for longer than that takes; None: at none."""
 
 
 class GroupPlaces(Protocol):

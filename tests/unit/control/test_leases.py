@@ -156,6 +156,22 @@ def test_the_old_process_of_a_name_is_waited_for_too() -> None:
     assert not old.vouching(5)
 
 
+def test_a_process_that_reads_of_its_end_at_once_knows_that_it_was_replaced() -> None:
+    """It stood still until its lease was gone from the log, too; a view that held none has not been replaced."""
+    world, old, fresh = World(), LeaseView(OLD), LeaseView(PEER)
+    world.claim("own", 1, OLD, now=0)
+    old.applied(world.state, 0)
+    world.claim("own", 1, OWN, now=20, sent=20)
+    world.do(c.ExpireLease("own", OLD, 0), now=31)
+    for view in (old, fresh):
+        view.applied(world.state, 40)
+    assert old.superseded
+    assert not fresh.superseded
+    world.do(c.ReleaseLease("own", OWN), now=41)
+    old.applied(world.state, 41)
+    assert not old.superseded, "nobody is in its place any more"
+
+
 def test_a_view_that_starts_late_waits_longer_not_shorter() -> None:
     world = World()
     world.claim("peer", 2, PEER, now=0)

@@ -31,6 +31,7 @@ class Link:
         self.ends: dict[TopicPartition, int | None] = {}
         self.epochs: dict[TopicPartition, int] = {}
         self.leaders: dict[TopicPartition, int] = {}
+        self.leads_since: dict[TopicPartition, float] = {}
         self.transactional_alone = False
 
     def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
@@ -41,8 +42,9 @@ class Link:
     def leader_epoch(self, place: TopicPartition) -> int:
         return self.epochs.get(place, 0)
 
-    def leader(self, place: TopicPartition) -> int:
-        return self.leaders.get(place, -1)
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        known = self.leaders.get(place, -1)
+        return (known == broker_id or -1 in (known, broker_id)) and self.leads_since.get(place, since) <= since
 
 
 class Sent:
@@ -121,6 +123,16 @@ def test_a_broker_that_leads_no_more_acks_nothing() -> None:
     proxy.confirm(1, 201)
     assert waits.results == {0: (NOT_LEADER_OR_FOLLOWER, -1), 1: (0, 200)}
     proxy.link.ends["t", 0] = None  # nobody needs to have it
+    assert proxy.answered((0, 0, 10)).results == {0: (0, 10)}
+
+
+def test_a_broker_that_leads_again_acks_nothing_that_it_was_asked_before() -> None:
+    """Another one led meanwhile; nobody read the answer, so that it comes when the first one leads again."""
+    proxy = Proxy()
+    proxy.link.leaders, proxy.link.ends = {("t", 0): 1}, {("t", 0): 100}
+    proxy.link.epochs["t", 0], proxy.link.leads_since["t", 0] = 3, proxy.now + 5
+    assert proxy.answered((0, 0, 10)).results == {0: (NOT_LEADER_OR_FOLLOWER, -1)}
+    proxy.now += 5
     assert proxy.answered((0, 0, 10)).results == {0: (0, 10)}
 
 

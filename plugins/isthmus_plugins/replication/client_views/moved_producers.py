@@ -8,29 +8,37 @@ home it is its own again.
 
 Where a producer comes from is told by its epoch (``producer_epochs``), of which this part hands out the first; where
 that does not say it, by what this cluster's logs know (``producer_origins``).
-Transactional producers are their coordinator's: that of this cluster does not know one that moved, and tells it so.
+Transactional producers are their coordinator's: that of this cluster does not know one that moved, and tells it so. But
+where a transactional id is in use at both clusters, both may have given it the same number and epoch. So sequences that
+the log has already are looked at: a broker takes such a batch for a repeated one, and acks what it does not store.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.control_state import ControlState
+from isthmus_control.model import TopicHistory
 from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.client_views.producer_origins import Doubtful, ProducedBatch, ProducerOrigins
+from isthmus_plugins.replication.client_views.producer_origins import (
+    Doubtful,
+    OutOfSequence,
+    ProducedBatch,
+    ProducerOrigins,
+)
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
-from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING
+from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING, OUT_OF_ORDER_SEQUENCE_NUMBER
 from isthmus_protocol.messages import decode_request
 from isthmus_protocol.producer_epochs import NumberedBy, first_epoch
 from isthmus_protocol.producer_ids import ProducerIdOverflow, carry, is_replicated
@@ -56,6 +64,9 @@ class MovedProducers(Part):
         """The registered indexes of this cluster and those that it knows; empty: it knows none."""
         self._numbered_by = NumberedBy(self._own, ())
         self._origins = ProducerOrigins(context)
+        self._histories: Mapping[str, TopicHistory] = {}
+        self._has_followed = False
+        """Whether some partition has records of another cluster."""
         self._leave = Leave(float("inf"))
         """For a connection whose producer is this cluster's own, or has no number: it has one producer."""
         self._written: Counter[str] = Counter()
@@ -86,9 +97,20 @@ class MovedProducers(Part):
 
     def control_changed(self, state: ControlState) -> None:
         ranges = dict(state.producer_id_ranges) if len(state.producer_id_ranges) > 1 else {}
-        if ranges != self._ranges and (not ranges or self._own in ranges):
+        changed = ranges != self._ranges and (not ranges or self._own in ranges)
+        if changed:
             self._ranges = ranges
             self._numbered_by = NumberedBy(self._own, ranges.keys())
+        if state.histories is not self._histories:
+            self._histories, before = state.histories, self._has_followed
+            self._has_followed = any(
+                each.source_cluster_id != self._own
+                for history in state.histories.values()
+                for found in history.partitions.values()
+                for each in found
+            )
+            changed = changed or self._has_followed != before
+        if changed:
             self._leave.until = float("-inf")
             self._leave = Leave(float("inf"))
 
@@ -114,7 +136,7 @@ class MovedProducers(Part):
         except NeedMore:
             return NEED_MORE
         verdict = self._written_as(request, topics)
-        if verdict is None and len(topics) == 1 and acks:
+        if verdict is None and len(topics) == 1 and acks and not (self._has_followed and _transacts(request, topics)):
             request.leave = self._leave
         return verdict
 
@@ -127,6 +149,10 @@ class MovedProducers(Part):
                     batch = memoryview(request.frame)[start:end]
                     header = _numbered(batch)
                     if header is None:
+                        continue
+                    if header.is_transactional:
+                        if not self._is_in_sequence(request, topic, partition, header):
+                            return Hold(self._found_out(request, topics))
                         continue
                     cluster_id = self._origin(request, topic, partition, header)
                     if cluster_id is None:
@@ -152,6 +178,12 @@ class MovedProducers(Part):
                 return self._own
         return known
 
+    def _is_in_sequence(self, request: Request, topic: bytes, partition: int, header: BatchHeader) -> bool:
+        if not self._has_followed:
+            return True
+        name, session_id = self._topic_name(request, topic), request.client.session_id
+        return name is not None and self._origins.is_in_sequence(session_id, header.producer_id, (name, partition))
+
     def _topic_name(self, request: Request, topic: bytes) -> str | None:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         return self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
@@ -167,7 +199,13 @@ class MovedProducers(Part):
                 for partition, start, end in partitions:
                     data = memoryview(request.frame)[start:end]
                     header = _numbered(data)
-                    if header is not None and self._origin(request, topic, partition, header) is None:
+                    if header is None:
+                        continue
+                    if header.is_transactional:
+                        if not self._is_in_sequence(request, topic, partition, header):
+                            sent_here = ProducedBatch((name, partition), header, data)
+                            await self._origins.check_sequence(request.client.session_id, sent_here)
+                    elif self._origin(request, topic, partition, header) is None:
                         sent = batches.setdefault((header.producer_id, header.producer_epoch), [])
                         sent.append(ProducedBatch((name, partition), header, data))
             for (_, epoch), sent in batches.items():
@@ -176,6 +214,9 @@ class MovedProducers(Part):
             return None  # the broker refuses it
         except (Doubtful, ProducerIdOverflow) as error:
             return self._refused(request, str(error))
+        except OutOfSequence as error:
+            # Which it is for a broker, too, where the sequence is none of its last batches': clients raise the epoch.
+            return self._refused(request, str(error), OUT_OF_ORDER_SEQUENCE_NUMBER)
         except (BrokerUnavailable, KafkaRefused, OperationError) as error:
             return Close(f"it cannot be found out where a producer comes from: {error}")
         return self._written_as(request, topics)
@@ -192,16 +233,25 @@ class MovedProducers(Part):
         self._written[cluster_id] += 1
         return moved
 
-    def _refused(self, request: Request, reason: str) -> Verdict:
+    def _refused(self, request: Request, reason: str, code: int = INVALID_PRODUCER_ID_MAPPING) -> Verdict:
         """Have the client begin anew: under a number of this cluster its next batches are nobody else's."""
         self._doubtful += 1
         head, payload = decode_request(request.frame)
-        refusal = Refusal(INVALID_PRODUCER_ID_MAPPING, f"{reason}: begin with a new producer")
+        refusal = Refusal(code, f"{reason}: begin with a new producer")
         return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE)
 
 
 def _numbered(batch: memoryview) -> BatchHeader | None:
-    """The header of an idempotent producer's batch. Raises BatchError."""
+    """The header of an idempotent or transactional producer's batch. Raises BatchError."""
     header = read_header(batch)
-    numbered = header.producer_id >= 0 and not header.is_transactional and not is_replicated(header.producer_id)
-    return header if numbered else None
+    return header if header.producer_id >= 0 and not is_replicated(header.producer_id) else None
+
+
+def _transacts(request: Request, topics: Topics) -> bool:
+    """Whether a request has batches of a transaction."""
+    frame = memoryview(request.frame)
+    batches = (frame[start:end] for _, partitions in topics for _, start, end in partitions)
+    try:
+        return any(header is not None and header.is_transactional for header in map(_numbered, batches))
+    except BatchError:
+        return False  # the broker refuses it

@@ -29,6 +29,10 @@ class Doubtful(Exception):
     """Nobody can say which cluster a producer is of."""
 
 
+class OutOfSequence(Exception):
+    """A batch has the sequence of another one that the log has."""
+
+
 class ProducedBatch(NamedTuple):
     """What a client sends to a partition."""
 
@@ -82,6 +86,8 @@ class ProducerOrigins:
         self._context = context
         self._known: OrderedDict[tuple[int, int, int], str] = OrderedDict()
         """By session, producer id and epoch."""
+        self._in_sequence: OrderedDict[tuple[int, int, TopicPartition], None] = OrderedDict()
+        """Session, producer id and partition of transactional producers that :meth:`check_sequence` has passed."""
 
     def known(self, session_id: int, header: BatchHeader) -> str | None:
         """The cluster that a session's producer was found to be of."""
@@ -91,6 +97,26 @@ class ProducerOrigins:
         """Whether a partition has records that came from another cluster."""
         ranges = self._context.control.state.provenance(*place)
         return any(each.source_cluster_id != self._context.cluster_id for each in ranges)
+
+    def is_in_sequence(self, session_id: int, producer_id: int, place: TopicPartition) -> bool:
+        """Whether what a session's transactional producer writes to a partition needs no :meth:`check_sequence`."""
+        return not self.may_have_moved(place) or (session_id, producer_id, place) in self._in_sequence
+
+    async def check_sequence(self, session_id: int, batch: ProducedBatch) -> None:
+        """See to it that a transactional batch is not taken for another one that has its number, epoch and sequence.
+
+        Raises OutOfSequence, and as :meth:`find`.
+        """
+        own, header = self._context.cluster_id, batch.header
+        known = (await self._context.cluster.producers(*batch.place)).get(header.producer_id)
+        if known is not None and known.epoch == header.producer_epoch:
+            claimed = claims({own: known}, header.producer_epoch, header.base_sequence)
+            repeats = claimed.get(own) is Claim.REPEATS
+            if repeats and await self._stored(batch, {header.producer_id: own}) is None:
+                raise OutOfSequence(f"{batch.place[0]}-{batch.place[1]} has another batch of that sequence")
+        self._in_sequence[session_id, header.producer_id, batch.place] = None
+        if len(self._in_sequence) > KNOWN_MAX:
+            self._in_sequence.popitem(last=False)
 
     async def find(self, session_id: int, batches: Sequence[ProducedBatch], clusters: Collection[str]) -> None:
         """Find out of which of the clusters the producer of these batches is.

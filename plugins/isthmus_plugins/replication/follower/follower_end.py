@@ -438,7 +438,9 @@ class FollowerEnd(Part):
 
     def proceed(self, stream: FollowerStream) -> None:
         """Do what the stream's log asks for next."""
-        match stream.follower_log.next_step():
+        next_step = stream.follower_log.next_step()
+        stream.note_next(next_step)
+        match next_step:
             case Step.WRITE:
                 stream.writers.wake(stream)
             case Step.REPORT_END:

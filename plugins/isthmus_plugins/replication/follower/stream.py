@@ -8,9 +8,12 @@ from typing import Final, Protocol
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Step, StopReason
+from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import Peer
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 
+DECISION_LATE_S: Final = 1.0
+"""A marker waits for its decision for some milliseconds, as a rule."""
 LAG_KNOWN_S: Final = 3.0
 """The leader end says once a second how fresh it is."""
 
@@ -36,6 +39,7 @@ class FollowerStream:
     """One partition that follows over one connection."""
 
     __slots__ = (
+        "_awaits_decision_since",
         "_clock",
         "broker_id",
         "closed",
@@ -107,6 +111,7 @@ class FollowerStream:
         self.knows_end = False
         """Whether the leader end has said where the source's log ends."""
         self.reported_stopped = False
+        self._awaits_decision_since: float | None = None
         self.end_age_ms = 0
         self.end_age_noted = clock.monotonic()
         self.end_seen_at: float | None = None
@@ -160,7 +165,22 @@ class FollowerStream:
             return None
         return now - seen_at
 
+    def note_next(self, step: Step) -> None:
+        """What its log asks for now."""
+        if step is not Step.AWAIT_DECISION:
+            self._awaits_decision_since = None
+        elif self._awaits_decision_since is None:
+            self._awaits_decision_since = self._clock.monotonic()
+
     @property
     def reason(self) -> StopReason | None:
         """Why it does not go on, or has not come further than the stream before it."""
-        return self.follower_log.reason or self.held or self.trouble
+        return self.follower_log.reason or self.held or self.trouble or self._late_decision
+
+    @property
+    def _late_decision(self) -> StopReason | None:
+        since = self._awaits_decision_since
+        if since is None or self._clock.monotonic() - since < DECISION_LATE_S:
+            return None
+        why = reasons.decision_not_stored(self.follower_log.end)
+        return StopReason(why.code, why.message)

@@ -18,6 +18,7 @@ class PushedPartition:
         "acked",
         "connection",
         "key",
+        "late_marker",
         "leader_epoch",
         "pending",
         "pushed",
@@ -41,6 +42,8 @@ class PushedPartition:
         """Some transaction of theirs was aborted, or a committed offset went back, and that is to be pushed."""
         self.undecided = False
         """The decision is not known to be on the other side that a commit marker carries out; it waits for that."""
+        self.late_marker: int | None = None
+        """See :class:`~isthmus_plugins.replication.partitions.OrderedPlace`."""
         self._seen: deque[tuple[int, float]] = deque()
 
     def saw(self, offset: int, now: float) -> None:

@@ -47,6 +47,8 @@ class Discovery:
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
         self.leaders: dict[TopicPartition, int] = {}
         """Likewise the leader, -1 for none."""
+        self.leads_since: dict[TopicPartition, float] = {}
+        """Likewise when that epoch was found, in monotonic seconds, where another one was known before."""
 
     def start(self) -> None:
         self._tasks.keep("look", self._look_for_ever)
@@ -138,6 +140,10 @@ class Discovery:
         self._configs.watch(pushed)
         for link_name, names in every.items():
             self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
+        known, now = self.leader_epochs, self._context.clock.monotonic()
+        others = [place for place, epoch in epochs.items() if known.get(place, epoch) != epoch]
+        kept = {place: since for place, since in self.leads_since.items() if place in epochs}
+        self.leads_since = kept | dict.fromkeys(others, now)
         self.led, self.leader_epochs, self.leaders = led, epochs, leaders
         self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
 

@@ -95,6 +95,7 @@ class LeaderStream:
         "key",
         "lacking_since",
         "last_read",
+        "late_marker",
         "leader_epoch",
         "next_offset",
         "read_committed",
@@ -162,6 +163,8 @@ class LeaderStream:
         """The log's start is being read: it has passed the next offset."""
         self.undecided = False
         """What comes next waits for the decision of its transaction."""
+        self.late_marker: int | None = None
+        """See :class:`~isthmus_plugins.replication.partitions.OrderedPlace`."""
         self.at_end = False
         """Whether the last read came to the high watermark."""
         self.busy = True

@@ -94,6 +94,15 @@ def source_truncated(source_topic: str, succession: Succession) -> str:
     )
 
 
+def decision_not_stored(offset: int) -> Reason:
+    """What is shown of a partition that stands still at a commit marker."""
+    return Reason(
+        ReasonCode.DECISION_NOT_STORED,
+        f"the commit marker at offset {offset} waits until the decision that it carries out is stored in the target: "
+        "see the leaders of the source's __transaction_state and of the target's __isthmus_transactions",
+    )
+
+
 def doubted(record: FollowerTopic | None, partition: int) -> Reason | None:
     """What is shown of a partition that may have missed deletions, until it was compared."""
     until = None if record is None else record.doubted.get(partition)

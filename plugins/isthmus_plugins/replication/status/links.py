@@ -158,6 +158,9 @@ class LinkStatuses:
                 status.lag_seconds = stream.age_ms(now) / 1000
                 if stream.lag == 0 and stream.at_end:
                     status.state = PartitionState.FOLLOWING
+                if stream.late_marker is not None:
+                    late = reasons.decision_not_stored(stream.late_marker)
+                    status.reason, status.message = late.code, late.message
             elif (alone := self._leader_end.lag_without_stream.of(key)) is not None:
                 status.source_end, status.follower_end = alone.source_end, alone.acked
                 status.partition_mirror_lag, status.lag_seconds = alone.lag, alone.age_s(now)

@@ -55,7 +55,7 @@ class GroupNeeds(Protocol):
 
     def leader_epoch(self, place: TopicPartition) -> int: ...
 
-    def leader(self, place: TopicPartition) -> int: ...
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool: ...
 
 
 class _OfScope:
@@ -71,8 +71,8 @@ class _OfScope:
     def leader_epoch(self, place: TopicPartition) -> int:
         return self._needs.leader_epoch(place)
 
-    def leader(self, place: TopicPartition) -> int:
-        return self._needs.leader(place)
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        return self._needs.has_led(place, broker_id, since)
 
 
 class CommitGate:

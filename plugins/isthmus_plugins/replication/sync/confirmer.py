@@ -157,8 +157,8 @@ class SyncConfirmer(Confirmer, Part):
     def leader_epoch(self, place: TopicPartition) -> int:
         return self._pushed.leader_epoch(place)
 
-    def leader(self, place: TopicPartition) -> int:
-        return self._pushed.leader(place)
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        return self._pushed.has_led(place, broker_id, since)
 
     def confirmed_end(
         self, place: TopicPartition, epoch: int, transactional: bool, scope: GroupScope | None = None

@@ -33,10 +33,14 @@ class PushedPartitions:
             return self._groups.leader_epoch(place[1])
         return self._leader_end.discovery.leader_epochs.get(place, -1)
 
-    def leader(self, place: TopicPartition) -> int:
-        """The broker that leads in that epoch; -1: none, not known, or of the offsets topic, whose records brokers
-        answer for when all their replicas have them."""
-        return self._leader_end.discovery.leaders.get(place, -1)
+    def has_led(self, place: TopicPartition, broker_id: int, since: float) -> bool:
+        """See :class:`~isthmus_plugins.confirmation.Confirmer`. Of the offsets topic brokers answer for records when
+        all their replicas have them."""
+        discovery = self._leader_end.discovery
+        leader = discovery.leaders.get(place, -1)
+        if leader >= 0 and broker_id >= 0 and leader != broker_id:
+            return False
+        return discovery.leads_since.get(place, since) <= since
 
     def topic_id(self, topic: str) -> bytes | None:
         """None: not known."""

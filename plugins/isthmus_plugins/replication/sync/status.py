@@ -31,6 +31,8 @@ from isthmus_plugins.replication.sync.quorums import is_degraded
 if TYPE_CHECKING:
     from isthmus_plugins.replication.sync.leases import SyncLeases
 
+CAUSES = frozenset({reasons.NOT_FOLLOWING, ReasonCode.DECISION_NOT_STORED})
+"""Why a partition stands still: shown before what came of it."""
 REPORTED_S = 3.0
 """How long what the source reported of a partition is shown without another word from it."""
 
@@ -66,7 +68,7 @@ def _note(status: PartitionStatus, sync: SyncStatus) -> None:
     status.sync = sync
     if PartitionState(status.state) not in WAITING:
         status.state = PartitionState.OUT_OF_SYNC if sync.state == "Unknown" else PartitionState(sync.state)
-        if status.reason != reasons.NOT_FOLLOWING:  # else that is why, whatever came of it
+        if status.reason not in CAUSES:
             status.reason, status.message = sync.reason or status.reason, sync.message or status.message
 
 

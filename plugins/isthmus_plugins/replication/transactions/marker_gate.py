@@ -51,8 +51,6 @@ class _Waiting:
     since: float
     all_read: bool = False
     """All decisions were read since that it may carry out."""
-    told: bool = False
-    """That it waits was logged."""
 
 
 class MarkerGate:
@@ -177,10 +175,9 @@ class MarkerGate:
         return self._may_pass(place, header, batch, header.is_control)
 
     def _may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool) -> bool:
-        if not self._active:
-            return True
-        if self._order.may_pass(stream, header, batch, plain):
+        if not self._active or self._order.may_pass(stream, header, batch, plain):
             self._undecided.pop(stream, None)
+            stream.late_marker = None
             return True
         waiting = self._undecided.get(stream)
         if waiting is None or waiting.offset != header.base_offset:
@@ -213,8 +210,8 @@ class MarkerGate:
             if late and not loading and (why := self._why_give_up(stream, waiting, now)) is not None:
                 if self._partitions.lose(stream.key, f"the decision that the marker at offset {waiting.offset} {why}"):
                     self._order.waive(stream.key, waiting.offset)
-            elif late and not waiting.told:
-                waiting.told = True
+            elif late and stream.late_marker != waiting.offset:
+                stream.late_marker = waiting.offset
                 log.warning(
                     "commit marker waits for its decision", extra={**stream.key._asdict(), "offset": waiting.offset}
                 )

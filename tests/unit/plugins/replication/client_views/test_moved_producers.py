@@ -16,7 +16,7 @@ from isthmus_control.model import ProvenanceRange, TopicHistory
 from isthmus_plugins.api import NEED_MORE, Answer, Hold, Replace, Request
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_protocol import peeks
-from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING
+from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING, OUT_OF_ORDER_SEQUENCE_NUMBER
 from isthmus_protocol.messages import build_response, decode_response, encode_response
 from isthmus_protocol.producer_epochs import first_epoch
 from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, carry
@@ -44,9 +44,9 @@ def hooks() -> MovedProducers:
     return hooks_of("B", RANGES)
 
 
-def batch(producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> bytes:
+def batch(producer_id: int, epoch: int, sequence: int, attributes: int = 0, value: bytes = b"v" * 100) -> bytes:
     header = BatchHeader(0, 0, -1, 2, 0, attributes, 1, 7, 7, producer_id, epoch, sequence, 2)
-    return encode_batch([Record(0, 7, b"k", b"v" * 100), Record(1, 7, None, b"w")], header)
+    return encode_batch([Record(0, 7, b"k", value), Record(1, 7, None, b"w")], header)
 
 
 def produce(version: int, *batches: bytes | None, topics: int = 1, acks: int = -1) -> Request:
@@ -159,6 +159,35 @@ def test_where_the_epoch_says_nothing_the_log_is_asked(hooks: MovedProducers) ->
     assert "begin with a new producer" in told.error_message
     samples = {sample.name: sample.value for family in hooks.metrics() for sample in family.samples}
     assert samples["isthmus_moved_producer_requests_refused_total"] == 1
+
+
+def test_a_transaction_is_not_taken_for_another_one_of_the_same_number_epoch_and_sequence() -> None:
+    """Its transactional id is in use at both clusters, which both count from 0."""
+    came = ProvenanceRange("B", "id", 0, 6, 0)
+    hooks = hooks_of("A", RANGES, TopicHistory("t0", "id", {0: (came,)}))
+    cluster: Any = hooks._context.cluster
+    log = cluster.add_topic("t0", 2).partitions[0]
+    for sequence in (0, 2, 4):
+        log.write(rebase(batch(0, 0, sequence, TRANSACTIONAL_BIT), log.end))
+
+    def verdict_of(session_id: int, *batches: bytes | None) -> Any:
+        asked = produce(9, *batches)
+        asked.client.session_id = session_id
+        verdict = hooks.on_produce(asked)
+        assert asked.leave is None, "what it writes to other partitions is looked at, too"
+        return run_simulated(verdict.verdict) if isinstance(verdict, Hold) else verdict  # type: ignore[arg-type]
+
+    moved = batch(0, 0, 2, TRANSACTIONAL_BIT, value=b"another")
+    refused = verdict_of(1, moved)
+    assert isinstance(refused, Answer)
+    assert isinstance(refused.frame, bytes)
+    answer: Any = decode_response(ApiKey.PRODUCE, 9, refused.frame)[1]
+    assert answer.responses[0].partition_responses[0].error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert verdict_of(2, batch(0, 0, 2, TRANSACTIONAL_BIT)) is None, "it is the one that is there"
+    assert verdict_of(3, batch(0, 0, 6, TRANSACTIONAL_BIT)) is None, "it goes on"
+    assert verdict_of(4, batch(0, 1, 0, TRANSACTIONAL_BIT)) is None, "it begins anew"
+    assert verdict_of(5, None, moved) is None, "the partition knows nothing of it"
+    assert isinstance(verdict_of(5, moved, moved), Answer), "of that one it does"
 
 
 def test_an_id_that_no_cluster_hands_out_is_refused(hooks: MovedProducers) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from support.fake_cluster import FakeProduceConnection
-from support.partition_log import Partition, batch
+from support.partition_log import Partition, batch, control_batch
 from support.replicas import LINK, Replicas, on_replicas
 
 from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
@@ -25,9 +25,9 @@ from isthmus_plugins.cluster import (
 from isthmus_plugins.replication.follower import follower_end as module
 from isthmus_plugins.replication.follower import writers
 from isthmus_plugins.replication.follower.log import LogState
-from isthmus_plugins.replication.follower.stream import FollowerStream
+from isthmus_plugins.replication.follower.stream import DECISION_LATE_S, FollowerStream
 from isthmus_plugins.replication.link import calls, reasons
-from isthmus_protocol.records import BatchHeader, whole_header
+from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, whole_header
 
 
 async def one_record(replicas: Replicas) -> tuple[Partition, Partition]:
@@ -72,6 +72,37 @@ def test_trouble_that_passes_is_told_and_waited_for(code: int, name: str, monkey
         assert name in stream(replicas).trouble.message  # type: ignore[union-attr]
         await replicas.until("it passes", replicas.equal)
         assert len(asked) == 8
+        assert stream(replicas).reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_marker_that_waits_for_its_decision_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    undecided = [True]
+
+    async def work(replicas: Replicas) -> None:
+        source, _ = await one_record(replicas)
+        monkeypatch.setattr(replicas.ends["B"].follower, "awaits", lambda *_: undecided[0])
+        source.write(
+            batch(
+                source.end,
+                [b"second"],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=0,
+                attributes=TRANSACTIONAL_BIT,
+            )
+        )
+        source.write(control_batch(source.end, True, producer_id=7, producer_epoch=0))
+        await replicas.until("it waits", lambda: stream(replicas).follower_log.end == source.end - 1)
+        assert stream(replicas).reason is None, "it waits for a moment, as a rule"
+        await asyncio.sleep(DECISION_LATE_S)
+        (status,) = replicas.ends["B"].parts.service.status(LINK).partitions
+        assert (status.state, status.reason) == ("Catching Up", ReasonCode.DECISION_NOT_STORED)
+        assert f"offset {source.end - 1} " in (status.message or "")
+        undecided[0] = False
+        replicas.ends["B"].follower.proceed(stream(replicas))
+        await replicas.until("it passes", replicas.equal)
         assert stream(replicas).reason is None
 
     on_replicas(monkeypatch, work)

@@ -113,6 +113,26 @@ def on_scene(work: Callable[[Scene], Awaitable[None]]) -> None:
     run_simulated(run())
 
 
+def test_since_when_a_leader_is_known_to_lead() -> None:
+    """Whoever leads again has not led all the time."""
+
+    async def work(scene: Scene) -> None:
+        scene.add("l-t", 1, 3)
+        await asyncio.sleep(SOON_S)
+        assert scene.discovery.leads_since == {}, "it may have led for as long as anybody asks"
+        moved = scene.cluster.found["l-t"].partitions[0]
+        moved.move(2)
+        moved.move(1)
+        before = scene.context.clock.monotonic()
+        await asyncio.sleep(SOON_S)
+        assert scene.discovery.leaders["l-t", 0] == 1
+        since = scene.discovery.leads_since.pop(("l-t", 0))
+        assert before < since <= scene.context.clock.monotonic()
+        assert scene.discovery.leads_since == {}
+
+    on_scene(work)
+
+
 def test_partitions_of_led_topics_are_pushed_by_who_fronts_their_leaders() -> None:
     async def work(scene: Scene) -> None:
         scene.add("l-t", 1, 3, 2, -1)

@@ -69,6 +69,13 @@ def passes(source: Source, data: bytes) -> bool:
     return source.decisions.markers.may_pass(stream, whole_header(data), data, False)
 
 
+def late_marker(source: Source) -> int | None:
+    """Where the marker stands that the partition's stream waits at for long."""
+    stream: Any = source.stream
+    found: int | None = stream.late_marker
+    return found
+
+
 def end_txn(source: Source, error_code: int = 0, committed: bool = True) -> bytes | Gate:
     """A client's request that the broker has answered: what goes out, or what waits."""
     asked = {"transactional_id": APP, "producer_id": PRODUCER, "producer_epoch": EPOCH, "committed": committed}
@@ -459,11 +466,14 @@ def test_a_marker_waits_for_as_long_as_its_decision_cannot_be_read() -> None:
         record(source, TransactionState.PREPARE_COMMIT, PLACE)
         marker = mark(source)
         assert not passes(source, marker)
+        assert late_marker(source) is None
         await asyncio.sleep(60.0)
         assert not passes(source, marker)
+        assert late_marker(source) == whole_header(marker).base_offset
         with_leader(source, (TRANSACTION_TOPIC, 0))
         await source.until("it may go", lambda: passes(source, marker), 3.0)
         assert source.connection.decided
+        assert late_marker(source) is None
 
     on_source(work)
 
