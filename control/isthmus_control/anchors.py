@@ -21,10 +21,13 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse
 from isthmus_control.replica import Halted
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
 
 WINDOW = 512
 """Windows start at multiples of this: a digest is of more than so many records, and of at most twice as many. All
@@ -92,21 +95,38 @@ def window_start(offset: int) -> int:
     return max(0, (offset // WINDOW - 1) * WINDOW)
 
 
+def kept_from(offset: int) -> int:
+    """From where on records have to be read to know the digests of ``offset`` and of a window of records before it."""
+    return max(0, window_start(offset) - WINDOW)
+
+
 def digest(records: Iterable[LogRecord]) -> str:
     """Of the records' offsets and values; who led when they were written does not count."""
     hashed = hashlib.sha256()
     for record in records:
-        value = record.value
-        hashed.update(_HEAD.pack(record.offset, _NULL if value is None else len(value)))
-        hashed.update(value or b"")
+        _add(hashed, record)
     return hashed.hexdigest()
 
 
+def _add(hashed: HASH, record: LogRecord) -> None:
+    value = record.value
+    hashed.update(_HEAD.pack(record.offset, _NULL if value is None else len(value)))
+    hashed.update(value or b"")
+
+
 class RecentRecords:
-    """The records that were read last, without a gap: all that a digest up to a window back needs."""
+    """The records that were read last, without a gap, and the digest of each, once the records since its window's
+    start are known.
+
+    Windows overlap, so two digests run along: that of the window that anchors are of now, and of the next one.
+    """
 
     def __init__(self) -> None:
         self._records: deque[LogRecord] = deque()
+        self._digests: dict[int, str] = {}
+        """By offset, of those that are kept."""
+        self._current: HASH | None = None
+        self._next: HASH | None = None
 
     @property
     def last(self) -> LogRecord | None:
@@ -120,9 +140,22 @@ class RecentRecords:
         if last is not None and record.offset != last.offset + 1:
             raise ValueError(f"offset {record.offset} does not follow {last.offset}")
         self._records.append(record)
-        keep_from = window_start(record.offset) - WINDOW
+        self._run(record)
+        keep_from = kept_from(record.offset)
         while self._records[0].offset < keep_from:
-            self._records.popleft()
+            self._digests.pop(self._records.popleft().offset, None)
+
+    def _run(self, record: LogRecord) -> None:
+        offset = record.offset
+        if offset % WINDOW == 0:
+            self._current, self._next = self._next, hashlib.sha256()
+        if offset == 0:
+            self._current = hashlib.sha256()  # the first two windows begin here
+        if self._next is not None:
+            _add(self._next, record)
+        if self._current is not None:
+            _add(self._current, record)
+            self._digests[offset] = self._current.hexdigest()
 
     def since(self, offset: int) -> list[LogRecord] | None:
         """Those from ``offset`` on; None where some are not there any more."""
@@ -132,11 +165,7 @@ class RecentRecords:
 
     def digest_at(self, offset: int) -> str | None:
         """What an anchor at ``offset`` has as its digest; None where that is not known here."""
-        last = self.last
-        window = self.since(window_start(offset))
-        if last is None or last.offset < offset or window is None:
-            return None
-        return digest(record for record in window if record.offset <= offset)
+        return self._digests.get(offset)
 
     def anchor(self, cluster_id: str, topic_id: str, generation: int) -> Anchor | None:
         """The anchor of the last record; None where the log begins later than its window does."""

@@ -25,7 +25,6 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.concerns import Beyond
 from isthmus_control.control_state import ControlState
-from isthmus_control.levels import level_of
 from isthmus_control.outcome import (
     Accepted,
     Duplicate,
@@ -42,7 +41,7 @@ from isthmus_control.rules.claims import CLAIM_HANDLERS
 from isthmus_control.rules.deletions import DELETION_HANDLERS
 from isthmus_control.rules.demands import DEMAND_HANDLERS
 from isthmus_control.rules.follower_topics import FOLLOWER_TOPIC_HANDLERS
-from isthmus_control.rules.levels import LEVEL_HANDLERS, check_known, check_level
+from isthmus_control.rules.levels import LEVEL_HANDLERS, check_allowed, check_known
 from isthmus_control.rules.links import LINK_HANDLERS
 from isthmus_control.rules.namespaces import NAMESPACE_HANDLERS
 from isthmus_control.rules.offsets_topics import OFFSETS_HANDLERS
@@ -76,13 +75,15 @@ def apply(state: ControlState, offset: int, command: c.Command) -> tuple[Control
         if command.seen < state.forgotten_offset:
             message = "the command was made too long ago to know whether it counted; make it again"
             return state.evolve(applied_offset=offset), Rejected(Rejection.STALE, message)
+    if state.key_id and (stale := _copied(state, offset, command)) is not None:
+        return state.evolve(applied_offset=offset), Rejected(Rejection.STALE, stale)
     outcome: Outcome
     try:
         if not 0 <= command.at_ms < AT_MS_MAX:
             raise Refuse(Rejection.INVALID, f"the time {command.at_ms} is not one")
         if command.seen >= offset:
             raise Refuse(Rejection.INVALID, "the command says it has seen what comes after it")
-        check_level(state, level_of(body), body.KIND)
+        check_allowed(state, body)
         check_known(state, body)
         new, changes = _HANDLERS[type(body)](state, offset, command, body)
         outcome = Accepted(changes)
@@ -106,9 +107,18 @@ def keep_beyond(state: ControlState, beyond: Beyond) -> ControlState:
     return state.evolve(beyond=(*state.beyond, beyond))
 
 
-def reject(state: ControlState, offset: int, message: str) -> tuple[ControlState, Rejected]:
-    """The state after a record that is no command at all."""
-    return state.evolve(applied_offset=offset), Rejected(Rejection.MALFORMED, message)
+def reject(state: ControlState, offset: int, code: Rejection, message: str) -> tuple[ControlState, Rejected]:
+    """The state after a record that is no command at all, or whose writer may make none."""
+    return state.evolve(applied_offset=offset), Rejected(code, message)
+
+
+def _copied(state: ControlState, offset: int, command: c.Command) -> str | None:
+    """Why a signed record may be a copy of one that stood elsewhere, which who does not have the key can append."""
+    if command.prefix is not None and command.prefix.generation < state.generation:
+        return "the command was made before an operator accepted the log as it is; make it again"
+    if not command.body.REMEMBERED and offset - command.seen > REMEMBERED_COMMANDS:
+        return "the command was made too long ago: it may be a copy of one that counted; make it again"
+    return None
 
 
 def _remember(state: ControlState, offset: int, command_id: str | None) -> ControlState:

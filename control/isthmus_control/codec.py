@@ -55,7 +55,12 @@ class UnknownField(ValueError):
 
 def canonical(value: Any) -> bytes:
     """The one JSON form of ``value``: sorted keys, no spaces, UTF-8."""
-    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return canonical_json(to_json(value))
+
+
+def canonical_json(value: Any) -> bytes:
+    """The same of what is JSON types already."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def parse(data: bytes | bytearray | memoryview) -> Any:

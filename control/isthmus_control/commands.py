@@ -22,11 +22,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from isthmus_control.acls import AclBinding
-from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, since, to_json
+from isthmus_control.codec import MalformedValue, UnknownField, canonical_json, from_json, parse, since, to_json
 from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
-from isthmus_control.levels import CONCERNS, SOURCE_LOSSES
+from isthmus_control.levels import CONCERNS, PREFIXES, SIGNING, SOURCE_LOSSES
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
@@ -44,6 +44,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.sealing import Sealed
+from isthmus_control.signing import MAC, Signer
 from isthmus_control.source_losses import LossState, LostCommit
 from isthmus_control.truncations import (
     MovedOffset,
@@ -58,6 +59,15 @@ from isthmus_control.truncations import (
 
 class BadRecord(ValueError):
     """The record is not a command. Every proxy rejects it alike."""
+
+
+class UnsignedRecord(BadRecord):
+    """A MAC is demanded of the record, and it has none, or a wrong one. ``seen``: what its writer had applied, as it
+    says itself."""
+
+    def __init__(self, seen: int, message: str) -> None:
+        super().__init__(message)
+        self.seen = seen
 
 
 class NewerRecord(Exception):
@@ -90,12 +100,25 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """Of what log a command's proposer had applied ``seen`` records (:mod:`isthmus_control.prefixes`).
+
+    ``generation``: of the last one that an operator accepted. ``digest``: as an anchor's at ``seen``, the first
+    characters; empty where the proposer does not know it.
+    """
+
+    generation: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """A command with its envelope.
 
     ``id`` (a UUID as text) names the intent: a retry carries the same, and counts once. ``at_ms`` is the proposer's
     wall clock, for people and for the hybrid logical clock. ``by`` is the proposing proxy. ``seen`` is the offset up
-    to which the proposer had applied the log when it made the command; it stays the same in retries.
+    to which the proposer had applied the log when it made the command; it stays the same in retries. ``prefix`` says of
+    which log that was, from feature level 2 on.
     """
 
     id: str
@@ -103,6 +126,7 @@ class Command:
     by: str
     seen: int
     body: Body
+    prefix: Prefix | None = None
 
 
 # --- namespaces
@@ -808,10 +832,13 @@ class RaiseLevel(Body):
     """From here on the log may hold what this feature level brings. Versions that do not know it stop.
 
     Those that do not know the command stop at it whatever comes of it, so it is judged before it is written, too.
+    ``key_id``: from here on records are signed with the control key of this id (:mod:`isthmus_control.signing`); empty:
+    as before.
     """
 
     KIND: ClassVar[str] = "raise-level"
     level: int
+    key_id: str = field(default="", metadata=since(SIGNING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -900,8 +927,8 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
 )
 
 
-def encode(command: Command, level: int = 0) -> bytes:
-    """The record's value, as a log of this feature level may hold it."""
+def encode(command: Command, level: int = 0, signer: Signer | None = None) -> bytes:
+    """The record's value, as a log of this feature level may hold it; with a MAC, where there is a ``signer``."""
     body = command.body
     envelope = {
         "v": body.VERSION,
@@ -918,17 +945,31 @@ def encode(command: Command, level: int = 0) -> bytes:
             envelope["concerns"] = to_json(concerns)
         if body.IGNORABLE:
             envelope["ignorable"] = True
-    return canonical(envelope)
+    if level >= PREFIXES and command.prefix is not None:
+        envelope["prefix"] = to_json(command.prefix)
+    if signer is not None:
+        envelope[MAC] = signer.mac(envelope)
+    return canonical_json(envelope)
 
 
-def decode(value: bytes | bytearray | memoryview) -> Command:
-    """The command in a record's value. Raises :class:`BadRecord` and :class:`NewerRecord`."""
+def decode(value: bytes | bytearray | memoryview, signer: Signer | None = None) -> Command:
+    """The command in a record's value; with a ``signer`` of one that has its MAC.
+
+    Raises :class:`BadRecord` and :class:`NewerRecord`.
+    """
     try:
         raw = parse(value)
     except MalformedValue as error:
         raise BadRecord(f"not a command: {error}") from None
     if type(raw) is not dict:
         raise BadRecord("not a command: not an object")
+    if signer is not None and not signer.signed(raw):
+        seen = raw.get("seen")
+        raise UnsignedRecord(
+            seen if type(seen) is int else -1,
+            f"it has no MAC of the control key {signer.key_id}: whoever wrote it (it says {raw.get('by')!r}) does not "
+            f"have the key",
+        )
     version, kind = _envelope(raw, "v", int), _envelope(raw, "kind", str)
     by = _envelope(raw, "by", str)
     # Kind and version first: a newer envelope or body may look wrong in every other way.
@@ -950,14 +991,15 @@ def decode(value: bytes | bytearray | memoryview) -> Command:
         raise BadRecord(f"{kind} has no UUID as id")
     try:
         body = from_json(shape, raw.get("body"), kind)
+        prefix = from_json(Prefix, raw["prefix"], "prefix") if "prefix" in raw else None
     except MalformedValue as error:
         raise BadRecord(str(error)) from None
     except UnknownField as error:
         raise NewerRecord(kind, version, raw, f"proxy {by!r} wrote {kind!r}: {error}") from None
-    return Command(command_id, _envelope(raw, "at_ms", int), by, _envelope(raw, "seen", int), body)
+    return Command(command_id, _envelope(raw, "at_ms", int), by, _envelope(raw, "seen", int), body, prefix)
 
 
-_ENVELOPE: Final = frozenset(("v", "id", "kind", "at_ms", "by", "seen", "body", "concerns", "ignorable"))
+_ENVELOPE: Final = frozenset(("v", "id", "kind", "at_ms", "by", "seen", "body", "concerns", "ignorable", "prefix", MAC))
 
 
 def _envelope(raw: dict[str, Any], name: str, kind: type) -> Any:

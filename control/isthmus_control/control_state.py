@@ -15,7 +15,7 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED, LEFT_OUT, since
 from isthmus_control.concerns import Beyond
-from isthmus_control.levels import SOURCE_LOSSES
+from isthmus_control.levels import SIGNING, SOURCE_LOSSES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
@@ -44,7 +44,8 @@ from isthmus_control.truncations import EpochShift, Succession, Truncation
 class ControlState:
     """The state after the record at ``applied_offset`` (-1: none yet).
 
-    ``level`` is the log's feature level.
+    ``level`` is the log's feature level; ``key_id`` is the id of the control key that its records are signed with
+    (empty: they are not).
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
@@ -89,6 +90,7 @@ class ControlState:
     forgotten_offset: int = -1
     generation: int = field(default=0, metadata=LEFT_OUT)
     level: int = field(default=0, metadata=since(1))
+    key_id: str = field(default="", metadata=since(SIGNING))
     beyond: tuple[Beyond, ...] = field(default=(), metadata=DERIVED)
     lookup: Lookup = field(init=False, repr=False, compare=False, metadata=DERIVED)
     held_losses: Mapping[tuple[str, str], tuple[SourceLoss, ...]] = field(

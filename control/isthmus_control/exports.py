@@ -19,6 +19,8 @@ from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_
 from isthmus_control.commands import Snapshot
 from isthmus_control.control_state import ControlState
 from isthmus_control.replica import Halted, Replica, load, take
+from isthmus_control.sealing import Secret
+from isthmus_control.signing import Signer
 
 VERSION = 1
 
@@ -63,11 +65,11 @@ class Export:
         """What belongs at an offset below the end; None: a filler."""
         return None if offset < self.first else self.records[offset - self.first].value
 
-    def replica(self) -> Replica:
-        """The replica that has applied it. Raises Halted."""
-        replica = Replica(
-            ControlState(self.cluster_id) if self.snapshot is None else load(self.snapshot, self.cluster_id)
-        )
+    def replica(self, signer: Signer | None = None) -> Replica:
+        """The replica that has applied it, of a proxy with this control key. Raises Halted."""
+        snapshot = self.snapshot
+        state = ControlState(self.cluster_id) if snapshot is None else load(snapshot, self.cluster_id, signer)
+        replica = Replica(state, signer)
         for record in self.records:
             replica.feed(record.offset, record.value)
         return replica
@@ -99,8 +101,9 @@ def export(replica: Replica, recent: RecentRecords, topic_id: str) -> Export | N
     return None
 
 
-def decode(data: bytes) -> Export:
-    """Raises :class:`MalformedExport` where it cannot be written as a log."""
+def decode(data: bytes, control_key: Secret | None = None) -> Export:
+    """Raises :class:`MalformedExport` where it cannot be written as a log, or where its records are signed with another
+    control key."""
     try:
         raw: Any = parse(data)
         if type(raw) is not dict or raw.get("isthmus_control_log") != VERSION:
@@ -116,7 +119,7 @@ def decode(data: bytes) -> Export:
     if file.first != (0 if file.snapshot is None else file.snapshot.as_of + 1):
         raise MalformedExport("its records do not follow its snapshot")
     try:
-        state = found.replica().state
+        state = found.replica(None if control_key is None else Signer(control_key, file.cluster_id)).state
     except Halted as halted:
         raise MalformedExport(str(halted)) from None
     if state.generation != file.generation:

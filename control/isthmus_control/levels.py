@@ -26,34 +26,48 @@ CONCERNS: Final = 1
 """Envelopes say what commands concern, and whether older versions may pass over them."""
 SOURCE_LOSSES: Final = 1
 """What a source lost although it had acked it In-Sync is recorded, and may be held."""
+PREFIXES: Final = 2
+"""Records say of which log their writers had applied what was before them."""
+SIGNING: Final = 2
+"""Records are signed, where there is a control key."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
+    2: "records say what their writers had applied, so that every proxy sees a log that lost its end or was written "
+    "over; they are signed with the control key, where all proxies have one, and others do not count",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)
 """The highest level that this version knows."""
 
-_KNOWN: Final = re.compile(r"[+.]level\.([0-9]{1,9})\Z")
+_KNOWN: Final = re.compile(r"[+.](?:key\.([0-9a-f]{8})\.)?level\.([0-9]{1,9})\Z")
 
 
-def with_known_level(version: str) -> str:
-    """A proxy's version as its lease says it, with the level that it knows.
+def with_known_level(version: str, key_id: str = "") -> str:
+    """A proxy's version as its lease says it, with the id of its control key, if it has one, and the level that it
+    knows.
 
-    It stands behind the version, as a local label (``1.2+level.1``): a field of its own would stop older proxies, and
-    they show this text without reading it.
+    They stand behind the version, as a local label (``1.2+key.ab12cd34.level.2``): a field of its own would stop older
+    proxies, and they show this text without reading it, but for the level.
     """
-    return f"{version}{'.' if '+' in version else '+'}level.{KNOWN_LEVEL}"
+    key = f"key.{key_id}." if key_id else ""
+    return f"{version}{'.' if '+' in version else '+'}{key}level.{KNOWN_LEVEL}"
 
 
 def known_level(version: str) -> int:
     """The level that a proxy knows, by the version in its lease; 0 of one that says none."""
     found = _KNOWN.search(version)
-    return int(found[1]) if found else 0
+    return int(found[2]) if found else 0
+
+
+def key_id_of(version: str) -> str:
+    """The id of a proxy's control key, by the version in its lease; empty of one that says none."""
+    found = _KNOWN.search(version)
+    return (found[1] or "") if found else ""
 
 
 def plain_version(version: str) -> str:
-    """The version in a lease, without the level."""
+    """The version in a lease, without what stands behind it."""
     return _KNOWN.sub("", version)
 
 

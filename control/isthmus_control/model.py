@@ -20,7 +20,7 @@ from isthmus_control.clock import latest as latest_register
 from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
-from isthmus_control.levels import SOURCE_LOSSES, known_level
+from isthmus_control.levels import SOURCE_LOSSES, key_id_of, known_level
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -599,6 +599,11 @@ class ProxyLease:
     def known_level(self) -> int:
         """The highest feature level of the log that the proxy knows."""
         return known_level(self.version)
+
+    @property
+    def key_id(self) -> str:
+        """The id of the control key that the proxy has; empty: none."""
+        return key_id_of(self.version)
 
 
 def leads_commits(link: Link) -> bool:

@@ -36,6 +36,8 @@ class Rejection(StrEnum):
     """Made too long ago to know whether it counted already. It did not: make it again."""
     MALFORMED = "malformed"
     """The record is not a command."""
+    UNSIGNED = "unsigned"
+    """The record was not written with the control key that the log demands."""
 
 
 class Refuse(Exception):
@@ -177,8 +179,11 @@ class LeaseRenewed:
 
 @dataclass(frozen=True, slots=True)
 class LevelRaised:
+    """``key_id``: from now on records are signed with this control key (empty: none, as before)."""
+
     before: int
     after: int
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from isthmus_control.apply import SNAPSHOT_INTERVAL, apply, keep_beyond, reject, unknown
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse
-from isthmus_control.commands import BadRecord, Body, Command, NewerRecord, Snapshot, decode
+from isthmus_control.commands import BadRecord, Body, Command, NewerRecord, Snapshot, UnsignedRecord, decode
 from isthmus_control.concerns import Beyond, concerns_of
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import KNOWN_LEVEL
-from isthmus_control.outcome import NotUnderstood, Outcome
+from isthmus_control.outcome import NotUnderstood, Outcome, Rejection
 from isthmus_control.rules.levels import met
+from isthmus_control.signing import Signer, key_needed
 
 SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
 """No state is that big. A bound, so that a damaged record cannot fill the memory."""
@@ -47,6 +48,7 @@ STATE_DIFFERS = "state-differs"
 RECORDS_MISSING = "records-missing"
 SNAPSHOT_DAMAGED = "snapshot-damaged"
 OTHER_CLUSTER = "other-cluster"
+CONTROL_KEY = "control-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,28 @@ class Applied:
     outcome: Outcome | NotUnderstood
 
 
+@dataclass(frozen=True, slots=True)
+class Unsigned:
+    """Records that did not count for want of a MAC: ``count``, and what is said of the last one."""
+
+    count: int = 0
+    last: str = ""
+
+
 class Replica:
     """Feed it records with :meth:`feed`; read ``state``; ``halted`` says why it stopped, if it did."""
 
-    __slots__ = ("_beginning", "_boundaries", "halted", "state")
+    __slots__ = ("_beginning", "_boundaries", "_signed_from", "_signer", "halted", "state", "unsigned")
 
-    def __init__(self, state: ControlState) -> None:
-        """``state``: ``ControlState(cluster_id)`` for a log read from its beginning, or :func:`load`'s."""
+    def __init__(self, state: ControlState, signer: Signer | None = None) -> None:
+        """``state``: ``ControlState(cluster_id)`` for a log read from its beginning, or :func:`load`'s. ``signer``: has
+        this proxy's control key, if there is one."""
         self.state = self._beginning = state
         self.halted: Halted | None = None
+        self.unsigned = Unsigned()
+        self._signer = signer
+        self._signed_from = -1
+        """The record from which on the log is signed, if it was fed."""
         self._boundaries: dict[int, ControlState] = {}
         # A loaded snapshot is compared with the record that it came from, which is still ahead.
         self._keep_boundary()
@@ -76,10 +91,16 @@ class Replica:
         """The offset of the record that comes next."""
         return self.state.applied_offset + 1
 
-    def feed(self, offset: int, value: bytes | bytearray | memoryview | None) -> Applied:
+    def feed(
+        self,
+        offset: int,
+        value: bytes | bytearray | memoryview | None,
+        check: Callable[[Command], Halted | None] = lambda command: None,
+    ) -> Applied:
         """Apply the record at ``offset``. Raises :class:`Halted`, from then on at each call.
 
-        ``offset`` must be :attr:`next_offset`: this log is never cleaned, so a gap is a loss.
+        ``offset`` must be :attr:`next_offset`: this log is never cleaned, so a gap is a loss. ``check`` says why a
+        command must not be applied here, whatever others do: nothing of it is then.
         """
         if self.halted is not None:
             raise self.halted
@@ -88,13 +109,16 @@ class Replica:
         if offset > self.next_offset:
             self._halt(RECORDS_MISSING, f"records {self.next_offset} to {offset - 1} are missing from the log")
         try:
-            command = decode(value if value is not None else b"")
+            command = decode(value if value is not None else b"", self._signer if self.state.key_id else None)
         except NewerRecord as error:
             return self._newer(offset, error)
+        except UnsignedRecord as error:
+            self._note_unsigned(offset, error)
+            return self._rejected(offset, Rejection.UNSIGNED, error)
         except BadRecord as error:
-            self.state, outcome = reject(self.state, offset, str(error))
-            self._keep_boundary()
-            return Applied(offset, None, outcome)
+            return self._rejected(offset, Rejection.MALFORMED, error)
+        if (why := check(command)) is not None:
+            self._halt(why.reason, str(why))
         if isinstance(command.body, Snapshot):
             self._compare(offset, command.body)
         before = self.state
@@ -103,8 +127,22 @@ class Replica:
             self._spread(offset, before, command.body)
         if self.state.level > KNOWN_LEVEL:
             self._halt(NEWER_VERSION, f"{_unknown_level(self.state.level)} (offset {offset})")
+        if self.state.key_id != before.key_id:
+            self._signed_from = offset
+            if (why_not := key_needed(self.state.key_id, self._signer)) is not None:
+                self._halt(CONTROL_KEY, f"{why_not} (offset {offset})")
         self._keep_boundary()
         return Applied(offset, command, result)
+
+    def _rejected(self, offset: int, code: Rejection, error: BadRecord) -> Applied:
+        self.state, outcome = reject(self.state, offset, code, str(error))
+        self._keep_boundary()
+        return Applied(offset, None, outcome)
+
+    def _note_unsigned(self, offset: int, why: UnsignedRecord) -> None:
+        # What was on its way when the level was raised is nobody's fault: it is written again, signed.
+        if why.seen >= self._signed_from or offset - self._signed_from > SNAPSHOT_INTERVAL:
+            self.unsigned = Unsigned(self.unsigned.count + 1, f"the record at offset {offset} does not count: {why}")
 
     def _newer(self, offset: int, record: NewerRecord) -> Applied:
         message = f"{record} (offset {offset}): upgrade this proxy"
@@ -176,8 +214,11 @@ def take(state: ControlState) -> Snapshot:
     return Snapshot(state.applied_offset, digest(data), packed)
 
 
-def load(snapshot: Snapshot, cluster_id: str) -> ControlState:
-    """The state in a snapshot. Raises :class:`Halted` where it is damaged, newer, or another cluster's."""
+def load(snapshot: Snapshot, cluster_id: str, signer: Signer | None = None) -> ControlState:
+    """The state in a snapshot.
+
+    Raises :class:`Halted` where it is damaged, newer, another cluster's, or of a log that needs another control key.
+    """
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(snapshot.state, validate=True), SNAPSHOT_BYTES_MAX)
@@ -196,34 +237,34 @@ def load(snapshot: Snapshot, cluster_id: str) -> ControlState:
         raise Halted(OTHER_CLUSTER, f"the log is of cluster {state.cluster_id}, this is {cluster_id}")
     if state.applied_offset != snapshot.as_of:
         raise Halted(SNAPSHOT_DAMAGED, f"the snapshot of offset {snapshot.as_of} holds {state.applied_offset}")
+    if (why_not := key_needed(state.key_id, signer)) is not None:
+        raise Halted(CONTROL_KEY, why_not)
     return state
 
 
-def load_newest(snapshots: Sequence[Snapshot], cluster_id: str) -> ControlState | None:
-    """The state in the last of these snapshots that this version can read; None: it can read none of them.
+def snapshot_in(offset: int, value: bytes | None, signer: Signer | None = None) -> Snapshot | None:
+    """The snapshot in a record of the log, if it is one, for a reader that starts near the end; with a ``signer`` one
+    that has its MAC. Whether it counts, its place in the order decides, not this search."""
+    # Cheap test first: snapshots are few, and decoding all to find one would cost as much as applying them.
+    if value is None or b'"snapshot"' not in value:
+        return None
+    try:
+        body = decode(value, signer).body
+    except (BadRecord, NewerRecord):
+        return None
+    if not isinstance(body, Snapshot) or (body.as_of + 1) % SNAPSHOT_INTERVAL != 0:
+        return None
+    return body if 0 <= body.as_of < offset else None
 
-    A newer proxy's may hold what only that one knows; from a snapshot before, this one comes to what it may know.
-    Raises :class:`Halted` as :func:`load`, but for that.
-    """
-    for snapshot in reversed(snapshots):
-        try:
-            return load(snapshot, cluster_id)
-        except Halted as halted:
-            if halted.reason != NEWER_VERSION:
-                raise
-    return None
 
-
-def newest_snapshot(records: list[tuple[int, bytes | None]]) -> Snapshot | None:
-    """The newest snapshot among these records of the log (offset, value), for a reader that starts near the end."""
-    for offset, value in reversed(records):
-        # Cheap test first: snapshots are few, and decoding all to find one would cost as much as applying them.
-        if value is None or b'"snapshot"' not in value:
-            continue
-        try:
-            body = decode(value).body
-        except (BadRecord, NewerRecord):
-            continue  # its place in the order decides what it means, not this search
-        if isinstance(body, Snapshot) and 0 <= body.as_of < offset and (body.as_of + 1) % SNAPSHOT_INTERVAL == 0:
-            return body
-    return None
+def is_signed(value: bytes | None, signer: Signer) -> bool:
+    """Whether the record was written with the control key."""
+    if value is None or b'"mac"' not in value:
+        return False
+    try:
+        decode(value, signer)
+    except NewerRecord:
+        return True
+    except BadRecord:
+        return False
+    return True

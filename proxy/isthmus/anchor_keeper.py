@@ -195,7 +195,7 @@ class AnchorKeeper:
             return
         self._looked_at = now
         try:
-            await ControlTopic(self._client).find()
+            await ControlTopic(self._client, self._topic.signer).find()
         except ConfigurationError as error:
             self._trouble(TOPIC, str(error))
         except PeerFault:
@@ -276,26 +276,30 @@ class AnchorKeeper:
         own = self.own()
         wanted = [_Told(own, "this proxy")] if own is not None else []
         wanted += [self._missing] if self._missing is not None else []
+        missing = wanted
         try:
-            if await self._is_whole(wanted):
+            missing, forked = await self._look_for(wanted)
+            if not missing and forked is None:
                 self._log.whole_again()
                 return
         except (Halted, PeerFault) as error:
             log.warning("control log is lost still", extra={"topic": TOPIC, "error": str(error)})
-        for told in wanted[-1:]:
+        for told in missing[-1:]:
             if told.proven:
                 await self.insist(told.anchor)
 
-    async def _is_whole(self, wanted: Sequence[_Told]) -> bool:
-        topic = ControlTopic(self._client)
+    async def _look_for(self, wanted: list[_Told]) -> tuple[list[_Told], Halted | None]:
+        """What the log does not have of what it is to have; why it is another one than its writers had applied."""
+        topic = ControlTopic(self._client, self._topic.signer)
         if not await topic.find():
-            return False
+            return wanted, None
         read = await topic.load()
+        missing = []
         for told in wanted:
             facts = await topic.facts(told.anchor, read.replica.state.generation, read.recent)
             if why_lost(told.anchor, facts, told.by) is not None:
-                return False
-        return True
+                missing.append(told)
+        return missing, read.forked
 
     async def insist(self, anchor: Anchor) -> None:
         """Say in every place what the log does not have: others may vouch for it still, who do not know that."""

@@ -265,7 +265,7 @@ class ClusterSection(Section):
 
     @property
     def control_key(self) -> Secret | None:
-        """The 32 bytes that seal secrets of links in the control log."""
+        """The 32 bytes that seal secrets of links in the control log, and sign its records."""
         text = self._secrets.get("control_key")
         return None if text is None else Secret(_key_bytes(text.get_secret_value()))
 

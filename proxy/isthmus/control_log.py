@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,22 +35,24 @@ from isthmus import control_start, lease_clocks
 from isthmus.anchor_keeper import AnchorKeeper
 from isthmus.anchor_places import AnchorPlace
 from isthmus.control_start import LOST
-from isthmus.control_topic import RECORD_BYTES_MAX, TOPIC, ControlTopic
+from isthmus.control_topic import RECORD_BYTES_MAX, TOPIC, ControlTopic, command_of
 from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
 from isthmus.kafka.client import Backoff, ClusterClient, is_stale_metadata
 from isthmus.lease_clocks import Clocks
 from isthmus_control import exports
 from isthmus_control import replica as replicas
 from isthmus_control.anchors import LogRecord, RecentRecords
-from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, Snapshot, encode
+from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, Snapshot
 from isthmus_control.control_state import ControlState
 from isthmus_control.exports import Export
 from isthmus_control.leases import LeaseView, margin_ms
 from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim
 from isthmus_control.outcome import Accepted, Change, Duplicate, NotUnderstood, Outcome, Refuse, Rejected, Rejection
-from isthmus_control.replica import Applied, Halted, Replica
+from isthmus_control.prefixes import why_forked
+from isthmus_control.replica import Applied, Halted, Replica, Unsigned
 from isthmus_control.rules.levels import check_writable
+from isthmus_control.signing import Signer
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
 
@@ -126,9 +127,10 @@ class ControlLog:
         on_failure: Callable[[Exception], None] | None = None,
         clocks: Callable[[], Clocks] = lease_clocks.now,
         places: Sequence[AnchorPlace] = (),
+        signer: Signer | None = None,
     ) -> None:
         """``client`` is the caller's and stays open. ``incarnation``: a UUID, new for each process. ``places``: where
-        anchors of the log are kept outside of it.
+        anchors of the log are kept outside of it. ``signer``: has the control key, if there is one.
 
         ``fence`` returns when no client's write that was forwarded before the call can still land. ``on_failure`` is
         called once, when this proxy must stop: with :class:`ControlLogHalted`, because a newer process took over, or
@@ -145,7 +147,7 @@ class ControlLog:
         self._tasks = Tasks(f"control log of {name}", supervision, self._task_failed)
         self._view = LeaseView(self.incarnation)
         self._replica: Replica | None = None
-        self._topic = ControlTopic(client)
+        self._topic = ControlTopic(client, signer)
         self._recent = RecentRecords()
         self._keeper = AnchorKeeper(places, client, self._topic, self)
         self._pending: dict[str, _Pending] = {}
@@ -190,6 +192,16 @@ class ControlLog:
     def recent(self) -> RecentRecords:
         """The records that were applied last."""
         return self._recent
+
+    @property
+    def key_id(self) -> str:
+        """The id of this proxy's control key; empty: it has none."""
+        return self._topic.signer.key_id if self._topic.signer is not None else ""
+
+    @property
+    def unsigned(self) -> Unsigned:
+        """The records that did not count since they were not written with the control key, of those read here."""
+        return self._replica.unsigned if self._replica is not None else Unsigned()
 
     @property
     def anchors(self) -> AnchorKeeper:
@@ -371,9 +383,13 @@ class ControlLog:
 
     def _apply(self, record: LogRecord) -> None:
         assert self._replica is not None
-        offset, beyond = record.offset, self.state.beyond
+        offset, before = record.offset, self.state
+
+        def forked(command: Command) -> Halted | None:
+            return why_forked(command, offset, before.generation, self._recent)
+
         try:
-            applied = self._replica.feed(offset, record.value)
+            applied = self._replica.feed(offset, record.value, forked)
         except Halted as halted:
             self._halt(halted)
         last = self._recent.last
@@ -385,7 +401,7 @@ class ControlLog:
         # Read anew for each record: what was applied later must not look as if it had been known before.
         self._view.applied(self.state, monotonic())
         changes = applied.outcome.changes if isinstance(applied.outcome, Accepted) else ()
-        if changes or self.state.beyond is not beyond:
+        if changes or self.state.beyond is not before.beyond:
             try:
                 for changed in self._subscribers:
                     changed(self.state)
@@ -401,6 +417,16 @@ class ControlLog:
         elif applied.command is None:
             log.warning("control log record rejected", extra={"offset": offset, "error": str(applied.outcome)})
         self._resolve(applied)
+        if self.state.key_id != before.key_id:
+            self._sign_pending()
+
+    def _sign_pending(self) -> None:
+        """From here on what is not signed does not count: what is on its way is written again. Of what is in the log
+        already below, nothing is pending any more."""
+        for pending in self._pending.values():
+            pending.value = self._topic.encode(pending.command, self.state)
+            pending.written = False
+        self._unwritten.set()
 
     def _resolve(self, applied: Applied) -> None:
         command, outcome = applied.command, applied.outcome
@@ -497,8 +523,7 @@ class ControlLog:
                 return outcome
 
     def _command(self, body: Body) -> Command:
-        now_ms = int(time.time() * 1000)
-        return Command(str(uuid.uuid4()), now_ms, self.name, self.state.applied_offset, body)
+        return command_of(body, self.name, self.state, self._recent)
 
     async def _append(self, command: Command, timeout_s: float) -> Outcome:
         self._check_running()
@@ -509,7 +534,7 @@ class ControlLog:
             check_writable(self.state, command.body)
         except Refuse as refused:
             return Rejected(refused.code, str(refused))
-        value = encode(command, self.state.level)
+        value = self._topic.encode(command, self.state)
         if len(value) > RECORD_BYTES_MAX - 1024:
             raise ValueError(f"{command.body.KIND} takes {len(value)} bytes, a record may have {RECORD_BYTES_MAX}")
         if isinstance(command.body, ClaimBrokers | RenewLease):
@@ -539,10 +564,11 @@ class ControlLog:
             if not sending:
                 self._unwritten.clear()
                 continue
-            error = await self._topic.produce([pending.value for pending in sending])
+            values = [pending.value for pending in sending]
+            error = await self._topic.produce(values)
             if error is None:
-                for pending in sending:
-                    pending.written = True
+                for pending, value in zip(sending, values, strict=True):
+                    pending.written = pending.value is value  # it may be another one by now
                 backoff.reset()
                 if trouble is not None:
                     log.info("control log writable again", extra={"topic": TOPIC})
@@ -605,7 +631,7 @@ class ControlLog:
             all_brokers=lease.all_brokers,
             link_address=lease.link_address,
             lease_ms=lease.lease_ms,
-            version=with_known_level(lease.version),
+            version=with_known_level(lease.version, self.key_id),
             enforced_offset=self._enforced,
         )
 

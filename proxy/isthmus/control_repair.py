@@ -7,8 +7,6 @@ follows from what the topic has. Nothing is written where another one writes, to
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,12 +15,12 @@ from typing import Final
 from isthmus import control_start
 from isthmus.anchor_places import AnchorPlace, PlaceUnavailable
 from isthmus.control_start import Known
-from isthmus.control_topic import TOPIC, ControlTopic, Loaded
+from isthmus.control_topic import TOPIC, ControlTopic, Loaded, command_of
 from isthmus.kafka.client import Backoff, ClusterClient
 from isthmus_control.anchors import WINDOW
-from isthmus_control.commands import Command, encode
 from isthmus_control.exports import Export
-from isthmus_control.replica import RECORDS_MISSING, Halted
+from isthmus_control.replica import CONTROL_KEY, RECORDS_MISSING, Halted
+from isthmus_control.signing import Signer
 from isthmus_plugins.clock import monotonic
 
 BY: Final = "isthmus-control"
@@ -76,11 +74,12 @@ class ControlRepair:
     Methods raise PeerFault, ConfigurationError, and Halted where the topic cannot be read as a control log.
     """
 
-    def __init__(self, client: ClusterClient, places: Sequence[AnchorPlace]) -> None:
-        """``client`` is the caller's and stays open. ``places``: where anchors are looked for."""
+    def __init__(self, client: ClusterClient, places: Sequence[AnchorPlace], signer: Signer | None = None) -> None:
+        """``client`` is the caller's and stays open. ``places``: where anchors are looked for. ``signer``: has the
+        control key, if there is one."""
         self._client = client
         self._places = places
-        self._topic = ControlTopic(client)
+        self._topic = ControlTopic(client, signer)
 
     # --- What is to be done
 
@@ -157,31 +156,37 @@ class ControlRepair:
             await self._topic.make()
         await self._append(export, wrote)
         read = await self._readable(export)
-        anew = str(self._topic.topic_id) != export.topic_id and read.replica.state.generation <= export.generation
-        if anew or plan.given_up:
+        other = str(self._topic.topic_id) != export.topic_id or await self._has_fillers(export)
+        if plan.given_up or (other and read.replica.state.generation <= export.generation):
             read = await control_start.accept(self._topic, known, BY, export.generation)
         return read.end
 
     async def _readable(self, export: Export) -> Loaded:
         """The log, with the snapshot that stands in front of the export's records: without it they lead nowhere."""
-        wanted = export.snapshot
+        wanted, state = export.snapshot, export.replica(self._topic.signer).state
         deadline, backoff = monotonic() + STALL_TIMEOUT_S, Backoff()
         while True:
             read = await self._topic.load()
             if wanted is None or read.replica.bases()[0].applied_offset >= wanted.as_of:
                 return read
-            command = Command(str(uuid.uuid4()), int(time.time() * 1000), BY, export.end - 1, wanted)
-            error = await self._topic.produce([encode(command)])
+            error = await self._topic.produce([self._topic.encode(command_of(wanted, BY, state, read.recent), state)])
             if error is not None:
                 if monotonic() > deadline:
                     raise error
                 await self._topic.look_again(backoff)
+
+    async def _has_fillers(self, export: Export) -> bool:
+        """Whether fillers stand in front of its records: digests of these are others now, in the same topic, too."""
+        before = export.first - 1
+        return before >= 0 and [record.value async for record in self._topic.read(before, before + 1)] == [None]
 
     async def accept(self, known: Known) -> int:
         """Have the topic count as it is; returns its end. Raises RepairRefused where it cannot be read."""
         try:
             return (await control_start.accept(self._topic, known, BY)).end
         except Halted as halted:
+            if halted.reason == CONTROL_KEY:
+                raise RepairRefused("CONTROL_KEY", str(halted)) from None
             raise RepairRefused(
                 "UNREADABLE", f"{halted}: delete the topic and import an export, or start with --new-control-log"
             ) from None

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from dataclasses import dataclass
 from typing import Final
 
 from isthmus.anchor_places import PlaceUnavailable
-from isthmus.control_topic import TOPIC, ControlTopic, Loaded
+from isthmus.control_topic import TOPIC, ControlTopic, Loaded, command_of
 from isthmus.errors import PeerFault, RequestTimedOut
 from isthmus.kafka.client import Backoff
 from isthmus_control import anchors
 from isthmus_control import replica as replicas
 from isthmus_control.anchors import Anchor
-from isthmus_control.commands import AcceptLog, Command, encode
+from isthmus_control.commands import AcceptLog
 from isthmus_control.replica import Halted
 from isthmus_plugins.clock import monotonic
 
@@ -65,6 +64,8 @@ async def loaded(topic: ControlTopic, known: Known) -> Loaded:
         facts = await topic.facts(anchor, read.replica.state.generation, read.recent)
         if (lost := anchors.why_lost(anchor, facts, place)) is not None:
             raise Lost(lost.reason, str(lost), anchor)
+    if read.forked is not None:
+        raise read.forked
     unknown = [each for each in known.unavailable if not each.denied]
     if unknown and not known.found:
         raise Halted(anchors.ANCHORS_UNKNOWN, f"whether {TOPIC} lost its end is not known: {unknown[0]}")
@@ -99,9 +100,9 @@ async def accept(topic: ControlTopic, known: Known, by: str, after: int = 0) -> 
     while read.replica.state.generation < generation:
         if monotonic() > deadline:
             raise error or RequestTimedOut(f"{TOPIC} does not take the record")
-        seen = read.replica.state.applied_offset
-        command = Command(str(uuid.uuid4()), int(time.time() * 1000), by, seen, AcceptLog(generation))
-        error = await topic.produce([encode(command)])
+        state = read.replica.state
+        command = command_of(AcceptLog(generation), by, state, read.recent)
+        error = await topic.produce([topic.encode(command, state)])
         if error is not None:
             log.warning("control log not writable", extra={"topic": TOPIC, "error": str(error)})
             await topic.look_again(backoff)

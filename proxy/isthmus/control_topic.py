@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,13 @@ from isthmus_control import anchors
 from isthmus_control import replica as replicas
 from isthmus_control.anchors import Anchor, LogFacts, LogRecord, RecentRecords
 from isthmus_control.apply import SNAPSHOT_INTERVAL
+from isthmus_control.commands import Body, Command, Snapshot, encode
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import INTERNAL_PREFIX
+from isthmus_control.outcome import Accepted
+from isthmus_control.prefixes import prefix_of, why_forked
 from isthmus_control.replica import Halted, Replica
+from isthmus_control.signing import Signer
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.error_codes import (
     INVALID_REPLICATION_FACTOR,
@@ -72,20 +77,29 @@ PLAIN_BATCH: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The log up to its end when it was read."""
+    """The log up to its end when it was read. ``forked``: why it is not the one that some of its writers had applied,
+    if no operator has accepted that since."""
 
     replica: Replica
     recent: RecentRecords
     start: int
     end: int
+    forked: Halted | None = None
+
+
+def command_of(body: Body, by: str, state: ControlState, recent: RecentRecords) -> Command:
+    """A new command, of one who has applied the log up to ``state``."""
+    now_ms = int(time.time() * 1000)
+    return Command(str(uuid.uuid4()), now_ms, by, state.applied_offset, body, prefix_of(state, recent))
 
 
 class ControlTopic:
     """The topic in one cluster. What its methods ask of brokers raises PeerFault."""
 
-    def __init__(self, client: ClusterClient) -> None:
-        """``client`` is the caller's and stays open."""
+    def __init__(self, client: ClusterClient, signer: Signer | None = None) -> None:
+        """``client`` is the caller's and stays open. ``signer``: has the control key, if there is one."""
         self._client = client
+        self.signer = signer
         self._topic_id: uuid.UUID | None = None
 
     @property
@@ -175,44 +189,83 @@ class ControlTopic:
     # --- Reading
 
     async def load(self) -> Loaded:
-        """Read it up to its end as it is now: from the newest snapshot on, or from its beginning.
+        """Read it up to its end as it is now: from the newest snapshot on that counts, or from its beginning.
 
-        Looks back from the end, twice as far each time: snapshots stand at most a little over an interval apart. Raises
-        :class:`Halted`.
+        Raises :class:`Halted`.
         """
         cluster_id = self._client.cluster_id
         if cluster_id is None:
             raise ConfigurationError("cluster", "its brokers tell no cluster id", "Kafka 2.8 and later do")
         start, end = await self._listed(EARLIEST), await self._listed(LATEST)
-        replica = await self._replica_before(start, end, cluster_id)
-        recent = RecentRecords()
-        begin = max(start, min(replica.next_offset, anchors.window_start(max(end - 1, 0))))
-        async for record in self.read(begin, end):
-            recent.add(record)
-            if record.offset >= replica.next_offset:
-                replica.feed(record.offset, record.value)
-        return Loaded(replica, recent, start, end)
-
-    async def _replica_before(self, start: int, end: int, cluster_id: str) -> Replica:
-        below, window, newer = end, 2 * SNAPSHOT_INTERVAL, False
-        while below > start:
-            above, below = below, max(start, end - window)
-            snapshots = []
-            async for record in self.read(below, above):
-                snapshot = replicas.newest_snapshot([(record.offset, record.value)])
-                if snapshot is not None:
-                    snapshots.append(snapshot)
-            state = replicas.load_newest(snapshots, cluster_id)
-            if state is not None:
-                return Replica(state)
-            newer = newer or bool(snapshots)
-            window *= 2
+        newer = False
+        async for offset, snapshot in self._snapshots(start, end):
+            try:
+                state = replicas.load(snapshot, cluster_id, self.signer)
+            except Halted as halted:
+                if halted.reason != replicas.NEWER_VERSION:
+                    raise
+                newer = True  # from one before, this version comes to what it may know
+                continue
+            loaded = await self._read_on(Replica(state, self.signer), start, end, offset)
+            if loaded is not None:
+                return loaded
         if start > 0 and newer:
             why = f"{TOPIC} begins at offset {start}, and its snapshots are of newer versions: upgrade this proxy"
             raise Halted(replicas.NEWER_VERSION, why)
         if start > 0:
             raise Halted(replicas.RECORDS_MISSING, f"{TOPIC} begins at offset {start}, without a snapshot")
-        return Replica(ControlState(cluster_id))
+        loaded = await self._read_on(Replica(ControlState(cluster_id), self.signer), start, end)
+        assert loaded is not None
+        return loaded
+
+    async def _read_on(self, replica: Replica, start: int, end: int, snapshot_at: int = -1) -> Loaded | None:
+        """The log up to ``end``, from what a replica has; None: the snapshot in the record at ``snapshot_at``, which
+        that comes from, does not count at its place."""
+        recent, forked = RecentRecords(), None
+        # The windows of what commands from there on had seen, and of those that are on their way.
+        windows = anchors.window_start(max(replica.state.applied_offset, 0)), anchors.kept_from(max(end - 1, 0))
+        async for record in self.read(max(start, min(windows)), end):
+            recent.add(record)
+            if record.offset < replica.next_offset:
+                continue
+            generation = replica.state.generation
+            applied = replica.feed(record.offset, record.value)
+            if record.offset == snapshot_at and not isinstance(applied.outcome, Accepted):
+                return None
+            if replica.state.generation > generation:
+                forked = None
+            if forked is None and applied.command is not None:
+                forked = why_forked(applied.command, record.offset, replica.state.generation, recent)
+        return Loaded(replica, recent, start, end, forked)
+
+    async def _snapshots(self, start: int, end: int) -> AsyncIterator[tuple[int, Snapshot]]:
+        """Those that a reader may begin with, newest first, and the offsets at which they stand.
+
+        With a control key, those that are signed. Only where there are none, others: the log is not signed, or has been
+        for a short time. Behind the first record that is signed they are not the proxies'.
+        """
+        signer, below = self.signer, end
+        if signer is not None:
+            async for record in self._backwards(start, end):
+                if not replicas.is_signed(record.value, signer):
+                    continue
+                below = record.offset
+                snapshot = replicas.snapshot_in(record.offset, record.value, signer)
+                if snapshot is not None and snapshot.as_of + 1 >= start:
+                    yield record.offset, snapshot
+        async for record in self._backwards(start, below):
+            snapshot = replicas.snapshot_in(record.offset, record.value)
+            if snapshot is not None and snapshot.as_of + 1 >= start:
+                yield record.offset, snapshot
+
+    async def _backwards(self, start: int, end: int) -> AsyncIterator[LogRecord]:
+        """The records of ``[start, end)``, the last first. Snapshots stand at most a little over an interval apart."""
+        below, window = end, 2 * SNAPSHOT_INTERVAL
+        while below > start:
+            above, below = below, max(start, below - window)
+            for record in reversed([record async for record in self.read(below, above)]):
+                yield record
+            window = min(2 * window, 16 * SNAPSHOT_INTERVAL)
 
     async def _listed(self, timestamp: int, **more: int) -> int:
         listed = (await self._client.list_offsets({PARTITION: timestamp}, **more))[PARTITION]
@@ -298,6 +351,10 @@ class ControlTopic:
         return LogFacts(str(self.topic_id), generation, end, known, epoch_end if epoch == anchor.leader_epoch else 0)
 
     # --- Appending
+
+    def encode(self, command: Command, state: ControlState) -> bytes:
+        """The record's value, as the log may hold it that led to ``state``."""
+        return encode(command, state.level, self.signer if state.key_id else None)
 
     async def produce(self, values: Sequence[bytes | None], *, compress: bool = False) -> PeerFault | None:
         """Append records, once. None: they are there. An error may leave open whether they are."""

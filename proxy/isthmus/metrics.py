@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from isthmus.session.gated_answers import GateCounts
     from isthmus.session.listener import Gateway
     from isthmus_control.control_state import ControlState
+    from isthmus_control.replica import Unsigned
     from isthmus_plugins.confirmation import AckGate
     from isthmus_plugins.tasks import Supervision
 
@@ -61,6 +62,7 @@ class MetricsSource:
     data: DataDirectory | None = None
     plugin_failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By plugin and what became of the request, how often a hook of a namespace failed."""
+    unsigned: Callable[[], Unsigned] | None = None
 
 
 class ProxyCollector(Collector):
@@ -88,6 +90,12 @@ class ProxyCollector(Collector):
             yield from _data(source.data)
         if source.control_state is not None:
             yield from _control(source.control_state())
+        if source.unsigned is not None:
+            yield CounterMetricFamily(
+                "isthmus_control_log_unsigned",
+                "Records of the control log that did not count: written without the control key",
+                source.unsigned().count,
+            )
         if source.lease is not None:
             yield from _lease(source.lease())
         yield from self._plugins()

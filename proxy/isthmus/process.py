@@ -39,8 +39,10 @@ from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Gateway, Limits
 from isthmus.transactions import OpenTransactions
 from isthmus_control.anchors import ANCHORS_UNKNOWN
+from isthmus_control.levels import SIGNING
 from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
+from isthmus_control.signing import Signer
 from isthmus_plugins import descriptors, hookspecs
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.clock import monotonic
@@ -177,6 +179,7 @@ class Process:
         front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config), self._supervision)
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
+        control_key = config.cluster.control_key
         control_log = self._control_log = ControlLog(
             client,
             name,
@@ -184,6 +187,7 @@ class Process:
             fence=self._fence,
             on_failure=self._must_stop,
             places=places_of(config.data.directory, client),
+            signer=None if control_key is None else Signer(control_key, client.cluster_id),
         )
         try:
             await self._start_control_log(control_log)
@@ -207,7 +211,7 @@ class Process:
             control_log,
             front,
             gateway,
-            Sealer(config.cluster.control_key),
+            Sealer(control_key),
             config.link_listener,
             link_listener_tls(config),
             link_dial_tls(config),
@@ -256,6 +260,7 @@ class Process:
         self._source.plugin_failures = host.failures
         self._source.control_state = lambda: control_log.state
         self._source.lease = self._lease
+        self._source.unsigned = lambda: control_log.unsigned
         self._ready = True
         log.info(
             "proxy ready",
@@ -437,6 +442,7 @@ class Process:
         if control_log is not None:
             warnings += [each.message for each in control_log.state.beyond]
             warnings += control_log.anchors.troubles.values()
+            warnings += _signing_warnings(control_log)
         if self._context is not None and (throttled := self._context.cluster.throttled()) is not None:
             warnings.append(throttled)
         if self._data is not None and (large := self._data.warning()) is not None:
@@ -453,6 +459,15 @@ class Process:
             plugins=[name for name, _ in self._plugins],
             warnings=warnings,
         )
+
+
+def _signing_warnings(control_log: ControlLog) -> Iterable[str]:
+    state, unsigned = control_log.state, control_log.unsigned
+    if state.level >= SIGNING and control_log.key_id and not state.key_id:
+        yield "records of the control log are not signed: isthmus control upgrade, once all proxies have the key"
+    if unsigned.count:
+        others = f", and {unsigned.count - 1} before it" if unsigned.count > 1 else ""
+        yield f"somebody without the control key writes to {CONTROL_TOPIC}: {unsigned.last}{others}"
 
 
 async def _awaited(result: Awaitable[None] | None) -> None:

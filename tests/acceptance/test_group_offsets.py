@@ -22,9 +22,11 @@ from support.groups import (
     wait_pending,
 )
 from support.kafka import Clusters, unique
-from support.links import Linked, linked, until
+from support.links import Linked, Side, linked, until
+from support.wire import Wire
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
+from isthmus_protocol.schema import ApiKey
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(60)]
 
@@ -48,6 +50,20 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
     """The link of most tests."""
     with group_link(*kafka_pair) as pair:
         yield pair
+
+
+def reset(side: Side, group: str, topic: str, offset: int) -> None:
+    """Commit an offset that librdkafka does not."""
+    entry = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
+    asked = {
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "topics": [{"name": topic, "partitions": [entry]}],
+    }
+    with Wire(side.bootstrap) as wire:
+        (answered,) = wire.request(ApiKey.OFFSET_COMMIT, 8, asked).topics
+    assert [each.error_code for each in answered.partitions] == [0]
 
 
 class Names:
@@ -132,20 +148,28 @@ def test_a_transaction_counts_from_its_commit_on(link: Linked) -> None:
     consumer.close()
 
 
-def test_a_commit_ahead_of_the_data_waits_for_it(link: Linked) -> None:
+def test_a_commit_beyond_the_sources_own_log_is_as_the_source_has_it(link: Linked) -> None:
+    """Resets, former mirrors and clients' own tests commit such offsets: no data ever comes for them."""
     names = Names(link, records=5)
     place, there = (names.topics[0], 0), (names.remote_topics[0], 0)
+    commit(link.a, names.group, {place: 1000}, "beyond")
+    names.wait({there: 1000})
+    report = link.verify()
+    assert [each["waiting"] for each in report["groups"] if each["group"] == names.group] == [0]
     commit(link.a, names.group, {place: 3})
     names.wait({there: 3})
-    commit(link.a, names.group, {place: 8}, "ahead")
-    status = wait_pending(link.b, link.name, names.remote_group, "BEYOND_FOLLOWER_END")
-    assert status["pending"] == 1
-    assert "ends at 5" in status["message"]
-    assert offsets(link.b, names.remote_group) == {there: 3}
-    report = link.verify(check=False)
-    assert [each["waiting"] for each in report["groups"] if each["group"] == names.group] == [1]
-    link.a.produce(names.topics[0], [b"more"] * 3)
-    names.wait({there: 8})
+
+
+@pytest.mark.parametrize("offset", [-1, -2])
+def test_a_negative_offset_is_as_the_source_has_it(link: Linked, offset: int) -> None:
+    """Clients reset groups with these: kafkajs' resetOffsets does."""
+    names = Names(link, records=5)
+    (topic,), (remote,) = names.topics, names.remote_topics
+    commit(link.a, names.group, {(topic, 0): 3})
+    names.wait({(remote, 0): 3})
+    reset(link.a, names.group, topic, offset)
+    names.wait({(remote, 0): offset})
+    assert link.verify()["equal"]
 
 
 def test_deletions_wait_for_members_and_are_done_when_they_are_gone(link: Linked) -> None:

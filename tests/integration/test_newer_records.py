@@ -13,6 +13,7 @@ from support.links import linked, until
 
 from isthmus.control_topic import TOPIC
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_control.levels import KNOWN_LEVEL
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(120)]
 
@@ -32,7 +33,7 @@ def test_what_a_newer_record_concerns_is_left_alone_and_all_else_goes_on(kafka: 
             pair.a.create_topic(topic)
         pair.a.produce(led, [b"before"])
         pair.wait_state(followed, "Following")
-        assert pair.a.proxy.cli("control", "upgrade")["after"] == 1
+        assert pair.a.proxy.cli("control", "upgrade")["after"] == KNOWN_LEVEL
 
         pair.a.produce(TOPIC, [newer({"ignorable": True})], direct=True)
         pair.a.produce(led, [b"still"])

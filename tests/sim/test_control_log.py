@@ -4,7 +4,8 @@ Several proxies propose, retry, read, renew, stop for a while, crash and start a
 at different speeds, over a network that loses answers and delivers appends late and twice. After every step:
 
 - proxies at the same offset have the same state, and nobody halts;
-- a command counts once, and its proposer is told what came of it;
+- a command counts once, and its proposer is told what came of it; once records are signed (odd seeds), only what is;
+- nobody takes the log for another one than any writer had applied;
 - one proxy for a broker; a namespace follows one link, is reserved while it does, and nothing goes round in a circle;
 - when anybody says that a reservation is made, no process that may still let writes through has yet to apply it.
 """
@@ -18,15 +19,20 @@ from itertools import pairwise
 
 import pytest
 
+from isthmus_control import anchors
 from isthmus_control import apply as rules
 from isthmus_control import commands as c
 from isthmus_control import replica as replicas
+from isthmus_control.anchors import LogRecord, RecentRecords
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView, ReservationState
 from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import BrokerClaim, ResourceType, Role, TopicState, overlap
 from isthmus_control.outcome import Accepted, Duplicate, Outcome, Rejected, Rejection
+from isthmus_control.prefixes import prefix_of, why_forked
 from isthmus_control.replica import Replica
+from isthmus_control.sealing import Secret
+from isthmus_control.signing import Signer
 
 CLUSTER = "A"
 PROXIES = 3
@@ -36,7 +42,7 @@ CLOCK_SKEW = 0.03
 PREFIXES = ("", "a-", "a-b-", "c-", "_d")
 LINKS = {"l1": "B", "l2": "B", "l3": "C"}
 TOPIC = ResourceType.TOPIC
-VERSION = with_known_level("1")
+SIGNER = Signer(Secret(b"k" * 32), CLUSTER)
 
 
 @dataclass
@@ -45,6 +51,11 @@ class Flight:
 
     value: bytes
     lands_at: float
+
+
+def newest_snapshot(records: list[tuple[int, bytes]], signer: Signer | None) -> c.Snapshot | None:
+    found = (replicas.snapshot_in(offset, value, signer) for offset, value in reversed(records))
+    return next((each for each in found if each is not None), None)
 
 
 class Proxy:
@@ -57,6 +68,7 @@ class Proxy:
         self.incarnation = world.uid()
         self.rate = 1 + world.random.uniform(-CLOCK_SKEW, CLOCK_SKEW)
         self.view = LeaseView(self.incarnation)
+        self.recent = RecentRecords()
         self.replica = self.load()
         self.waiting: dict[str, c.Command] = {}
         self.outcomes: dict[str, Outcome] = {}
@@ -64,18 +76,22 @@ class Proxy:
 
     def load(self) -> Replica:
         records = list(enumerate(self.world.log))
-        snapshot = replicas.newest_snapshot(records[-self.world.random.randint(1, 200) :])
-        snapshot = snapshot or replicas.newest_snapshot(records)
-        return Replica(replicas.load(snapshot, CLUSTER) if snapshot else ControlState(CLUSTER))
+        signer = self.world.signer if any(replicas.is_signed(value, SIGNER) for value in self.world.log) else None
+        snapshot = newest_snapshot(records[-self.world.random.randint(1, 200) :], signer)
+        snapshot = snapshot or newest_snapshot(records, signer)
+        state = replicas.load(snapshot, CLUSTER, self.world.signer) if snapshot else ControlState(CLUSTER)
+        for offset in range(anchors.window_start(max(state.applied_offset, 0)), state.applied_offset + 1):
+            self.recent.add(LogRecord(offset, self.world.log[offset]))
+        return Replica(state, self.world.signer)
 
     @property
     def now(self) -> float:
         return self.world.now * self.rate
 
     def propose(self, body: c.Body) -> None:
-        command = c.Command(
-            self.world.uid(), int(self.world.now * 1000), self.name, self.replica.state.applied_offset, body
-        )
+        state = self.replica.state
+        prefix = prefix_of(state, self.recent)
+        command = c.Command(self.world.uid(), int(self.world.now * 1000), self.name, state.applied_offset, body, prefix)
         self.waiting[command.id] = command
         if isinstance(body, c.RenewLease | c.ClaimBrokers):
             self.view.sending(command.id, self.now)
@@ -88,7 +104,9 @@ class Proxy:
             delay = self.world.random.expovariate(2)
             if self.world.random.random() < 0.02:
                 delay += 30  # a request that lay in a socket for long
-            self.world.flights.append(Flight(c.encode(command, self.replica.state.level), self.world.now + delay))
+            state = self.replica.state
+            value = c.encode(command, state.level, SIGNER if state.key_id else None)
+            self.world.flights.append(Flight(value, self.world.now + delay))
 
     def retry(self) -> None:
         for command in self.waiting.values():
@@ -99,12 +117,17 @@ class Proxy:
             offset = self.replica.next_offset
             if offset >= len(self.world.log):
                 return
-            applied = self.replica.feed(offset, self.world.log[offset])
+            applied = self.replica.feed(offset, self.world.log[offset], self.fork)
+            self.recent.add(LogRecord(offset, self.world.log[offset]))
             self.world.applied(self, offset, applied.outcome)
             self.view.applied(self.replica.state, self.now)
             if applied.command is not None and self.waiting.pop(applied.command.id, None) is not None:
                 self.outcomes[applied.command.id] = applied.outcome
                 self.view.resolved(applied.command.id, isinstance(applied.outcome, Accepted))
+
+    def fork(self, command: c.Command) -> replicas.Halted | None:
+        state = self.replica.state
+        return why_forked(command, state.applied_offset + 1, state.generation, self.recent)
 
     def tend(self) -> None:
         """What a proxy does by itself: claim, renew, expire others, take snapshots."""
@@ -117,7 +140,9 @@ class Proxy:
             if not any(isinstance(command.body, c.ClaimBrokers) for command in self.waiting.values()):
                 claims = (BrokerClaim(self.broker, "h", 9000 + self.broker),)
                 self.propose(
-                    c.ClaimBrokers(self.name, self.incarnation, claims, False, None, LEASE_MS, VERSION, enforced)
+                    c.ClaimBrokers(
+                        self.name, self.incarnation, claims, False, None, LEASE_MS, self.world.version, enforced
+                    )
                 )
         else:
             self.propose(c.RenewLease(self.name, self.incarnation, enforced))
@@ -136,11 +161,23 @@ class World:
     flights: list[Flight] = field(default_factory=list)
     proxies: list[Proxy] = field(default_factory=list)
     proposed: dict[str, c.Command] = field(default_factory=dict)
-    reference: Replica = field(default_factory=lambda: Replica(ControlState(CLUSTER)))
+    signer: Signer | None = None
+    reference: Replica = field(init=False)
     states: list[ControlState] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     counted: dict[str, Outcome] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.reference = Replica(ControlState(CLUSTER), self.signer)
+
+    @property
+    def key_id(self) -> str:
+        return self.signer.key_id if self.signer is not None else ""
+
+    @property
+    def version(self) -> str:
+        return with_known_level("1", self.key_id)
 
     def uid(self) -> str:
         return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
@@ -156,9 +193,10 @@ class World:
             applied = self.reference.feed(len(self.log) - 1, flight.value)
             self.states.append(self.reference.state)
             self.outcomes.append(applied.outcome)
-            assert applied.command is not None
             command = applied.command
-            if command.body.REMEMBERED:
+            if command is None:
+                assert self.reference.state.key_id, "only what is not signed does not count at all"
+            elif command.body.REMEMBERED:
                 decided = self.counted.get(command.id)
                 repeated = isinstance(applied.outcome, Duplicate) or (
                     isinstance(applied.outcome, Rejected) and applied.outcome.code is Rejection.STALE
@@ -248,7 +286,7 @@ class World:
                     (c.PartitionEpoch(topic, topic_id, at[0].partition, pick.randint(0, 9), at[0].offset),)
                 ),
                 lambda: c.RegisterProducerIds(pick.choice("BCDE")),
-                lambda: c.RaiseLevel(KNOWN_LEVEL),
+                lambda: c.RaiseLevel(KNOWN_LEVEL, self.key_id),
             ]
         )()
 
@@ -315,7 +353,7 @@ class World:
 
 
 def run(seed: int) -> World:
-    world = World(random.Random(seed))
+    world = World(random.Random(seed), signer=SIGNER if seed % 2 else None)
     world.proxies = [Proxy(world, f"p{number}", number) for number in range(PROXIES)]
     for _ in range(STEPS):
         world.step()
@@ -329,6 +367,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "SNAPSHOT_INTERVAL", 32)
     monkeypatch.setattr(replicas, "SNAPSHOT_INTERVAL", 32)
     monkeypatch.setattr(rules, "REMEMBERED_COMMANDS", 24)
+    monkeypatch.setattr(anchors, "WINDOW", 32)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -341,7 +380,16 @@ def test_the_simulation_reaches_what_it_is_about() -> None:
     seen: set[str] = set()
     for seed in range(100, 106):
         seen |= run(seed).seen
-    assert seen >= {"Accepted", "Duplicate", "stale", "conflict", "not-found", "already-exists", "lease-lost"}
+    assert seen >= {
+        "Accepted",
+        "Duplicate",
+        "stale",
+        "conflict",
+        "not-found",
+        "already-exists",
+        "lease-lost",
+        "unsigned",
+    }
 
 
 def test_a_run_can_be_repeated() -> None:

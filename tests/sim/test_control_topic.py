@@ -4,6 +4,8 @@ Whole control logs run on a model of a broker and a simulated clock. Proxies cla
 with an empty disk; the broker goes away, loses power and the ends of its log, or its topic is deleted; an operator
 repairs it from what a proxy remembers, or accepts it as it is.
 
+Records say what their writers had applied, and with odd seeds they are signed: then a stranger's do not count.
+
 - Nobody stops vouching while nothing was lost.
 - What somebody vouched for for long enough to be anchored, or who ever started, is never vouched against: no proxy
   vouches for a log without a command that was anchored, until an operator has accepted that.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,16 +30,20 @@ from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, Le
 from isthmus.control_repair import ControlRepair, RepairRefused, Step
 from isthmus.errors import PeerFault
 from isthmus.lease_clocks import Clocks
-from isthmus_control.commands import CreateNamespace
+from isthmus_control.commands import Command, CreateNamespace, DeleteNamespace, RaiseLevel, encode
 from isthmus_control.exports import Export
+from isthmus_control.levels import KNOWN_LEVEL
 from isthmus_control.model import BrokerClaim, ResourceType
 from isthmus_control.outcome import Accepted
+from isthmus_control.sealing import Secret
+from isthmus_control.signing import Signer
 from isthmus_plugins.tasks import Supervision, Tasks
 
 T = TypeVar("T")
 
 PROXIES = 3
 LEASE_MS = 9_000
+KIND = ResourceType.TOPIC
 SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "4"))
 FIRST_SEED = int(os.environ.get("ISTHMUS_SIM_FIRST_SEED", "0"))
 QUIET_S = 40.0
@@ -59,6 +66,7 @@ class Process:
             ended = asyncio.Event()
             places = [self.disk, Group(self.world.cluster)]
             client: Any = self.client
+            world_signer = self.world.signer
             log = ControlLog(
                 client,
                 f"p{self.number}",
@@ -66,6 +74,7 @@ class Process:
                 on_failure=lambda error, ended=ended: ended.set(),  # type: ignore[misc]
                 clocks=lambda: Clocks(simulated_now(), simulated_now()),
                 places=places,
+                signer=world_signer,
             )
             try:
                 while True:
@@ -116,7 +125,7 @@ class Process:
             return
         prefix = f"p{self.number}-{self.world.random.getrandbits(40)}-"
         try:
-            outcome = await log.append(CreateNamespace(ResourceType.TOPIC, prefix, True), timeout_s=5)
+            outcome = await log.append(CreateNamespace(KIND, prefix, True), timeout_s=5)
         except PeerFault:
             return
         if isinstance(outcome, Accepted):
@@ -126,6 +135,7 @@ class Process:
 class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.signer = Signer(Secret(b"k" * 32), "A") if seed % 2 else None
         self.cluster = ControlCluster(self.random)
         self.processes = [Process(self, number) for number in range(PROXIES)]
         self.tasks = Tasks("world", Supervision())
@@ -133,6 +143,34 @@ class World:
         self.accepted: dict[str, int] = {}
         self.damaged = False
         self.seen: set[str] = set()
+
+    async def raise_level(self) -> None:
+        """What an operator does, as soon as somebody vouches."""
+        body = RaiseLevel(KNOWN_LEVEL, self.signer.key_id if self.signer is not None else "")
+        while True:
+            for log in self.logs:
+                if log.vouching:
+                    try:
+                        outcome = await log.append(body, timeout_s=5)
+                    except PeerFault:
+                        continue
+                    if isinstance(outcome, Accepted):
+                        return
+            await asyncio.sleep(1)
+
+    def intrude(self) -> None:
+        """Somebody without the key writes to the topic."""
+        if self.signer is None or not self.accepted or not self.logs or not self.logs[0].state.key_id:
+            return
+        seen = self.random.randrange(len(self.cluster.log))
+        prefix = self.random.choice(sorted(self.accepted))
+        command = Command(
+            str(uuid.UUID(int=self.random.getrandbits(128), version=4)), 1, "p0", seen, DeleteNamespace(KIND, prefix)
+        )
+        copied = self.random.choice(self.cluster.log)[0]
+        self.cluster.log.append((self.random.choice([encode(command, KNOWN_LEVEL), copied]), self.cluster.epoch))
+        self.cluster.changed()
+        self.seen.add("intruded")
 
     def start(self, process: Process) -> None:
         self.running[process.number] = self.tasks.start(f"p{process.number}", process.run())
@@ -162,6 +200,7 @@ class World:
     async def settle(self) -> None:
         self.cluster.up = True
         await self.quiet()
+        self.seen |= {log.halted.reason for log in self.logs if log.halted is not None}
         vouching = [log for log in self.logs if log.vouching]
         anchored = [*self.cluster.kept.values(), *(each for one in self.processes for each in one.disk.kept.values())]
         for log in vouching:
@@ -186,7 +225,7 @@ class World:
         """What docs/operations.md says: from the proxy that remembers most, else as it is."""
         exports: list[Export] = [found for log in self.logs if log.halted is not None and (found := log.export())]
         client: Any = Client(self.cluster)
-        repair = ControlRepair(client, [Group(self.cluster)])
+        repair = ControlRepair(client, [Group(self.cluster)], self.signer)
         while True:
             try:
                 known = await repair.known()
@@ -195,7 +234,7 @@ class World:
                     plan = await repair.plan(best, known)
                     self.seen.add(plan.step)
                     await repair.write(plan, best, known, lambda offset: None)
-                    remembered = {key.prefix for key in best.replica().state.namespaces}
+                    remembered = {key.prefix for key in best.replica(self.signer).state.namespaces}
                     self.accepted = {prefix: 0 for prefix in self.accepted if prefix in remembered}
                 else:
                     await repair.accept(known)
@@ -238,7 +277,9 @@ class World:
         elif event < 0.86:
             process.disk.kept.clear()
             await self.crash(process)
-        elif event < 0.92:
+        elif event < 0.89:
+            self.intrude()
+        elif event < 0.93:
             self.cluster.up = False
             await asyncio.sleep(self.random.uniform(0, 5))
             self.cluster.epoch += 1
@@ -270,6 +311,7 @@ class World:
         try:
             await asyncio.sleep(10)
             for _ in range(3):
+                await self.raise_level()
                 for _ in range(25):
                     await self.step()
                 await self.settle()

@@ -20,8 +20,10 @@ from isthmus_control.apply import apply
 from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView
+from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim, ResourceType
 from isthmus_control.outcome import Outcome
+from isthmus_control.replica import Unsigned
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     Acknowledged,
@@ -70,6 +72,8 @@ class MemoryLog:
         self.leases = LeaseView(incarnation="of no proxy")
         self.leases.applied(self.state, time.monotonic())
         self._incarnations: dict[str, str] = {}
+        self.key_id = ""
+        self.unsigned = Unsigned()
         self._moved = asyncio.Condition()
         self.fault: Exception | None = None
         """Raised by the next appends."""
@@ -89,7 +93,7 @@ class MemoryLog:
             raise self.fault
         return self.apply(body)
 
-    def claim(self, name: str, broker_id: int, version: str = "1.2.3+level.1") -> None:
+    def claim(self, name: str, broker_id: int, version: str = with_known_level("1.2.3")) -> None:
         """A proxy takes a lease."""
         incarnation = self._incarnations[name] = str(uuid.uuid4())
         brokers = (BrokerClaim(broker_id, "127.0.0.1", 19092 + broker_id),)

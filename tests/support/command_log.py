@@ -26,7 +26,7 @@ class CommandLog:
     def do(self, body: c.Body, **envelope: Any) -> Outcome:
         command = c.Command(str(uuid.uuid4()), self.at_ms, "proxy-1", self.state.applied_offset, body)
         command = replace(command, **envelope)
-        assert c.decode(c.encode(command)) == command
+        assert c.decode(c.encode(command, self.state.level)) == command
         self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
         return outcome
 

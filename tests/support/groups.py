@@ -50,7 +50,6 @@ def committed(side: Side, group: str, direct: bool = True) -> dict[tuple[str, in
         (topic.name, each.partition_index): (each.committed_offset, (each.metadata or "").rstrip("\0"))
         for topic in answer.topics
         for each in topic.partitions
-        if each.committed_offset >= 0
     }
 
 

@@ -25,6 +25,13 @@ def check_level(state: ControlState, needed: int, what: str) -> None:
     )
 
 
+def check_allowed(state: ControlState, body: c.Body) -> None:
+    """Refuse a command that the log may not hold yet. One that raises the level may have what that brings."""
+    level = body.level if isinstance(body, c.RaiseLevel) else 0
+    if level < (needed := level_of(body)):
+        check_level(state, needed, body.KIND)
+
+
 def met(state: ControlState, body: c.Body) -> Beyond | None:
     """What is beyond this version of that which a command touches; None: it can judge the command as all others do."""
     if not state.beyond:
@@ -42,7 +49,7 @@ def check_known(state: ControlState, body: c.Body) -> None:
 
 def check_writable(state: ControlState, body: c.Body) -> None:
     """Refuse what must not even stand in the log: older versions stop at it, whatever comes of it."""
-    check_level(state, level_of(body), body.KIND)
+    check_allowed(state, body)
     check_known(state, body)
     if isinstance(body, c.RaiseLevel):
         _check_raise(state, body)
@@ -50,15 +57,25 @@ def check_writable(state: ControlState, body: c.Body) -> None:
 
 def behind(state: ControlState, level: int) -> Iterable[ProxyLease]:
     """The proxies whose lease may run and that do not know ``level``."""
+    return [lease for lease in _running(state) if lease.known_level < level]
+
+
+def without_key(state: ControlState, key_id: str) -> Iterable[ProxyLease]:
+    """The proxies whose lease may run and that do not have the control key of this id."""
+    return [lease for lease in _running(state) if lease.key_id != key_id]
+
+
+def _running(state: ControlState) -> list[ProxyLease]:
     leases = (*state.proxies.values(), *state.superseded.values())
-    return sorted(
-        (lease for lease in leases if lease.known_level < level), key=lambda lease: (lease.name, lease.incarnation)
-    )
+    return sorted(leases, key=lambda lease: (lease.name, lease.incarnation))
 
 
 def _raise_level(state: ControlState, offset: int, command: c.Command, body: c.RaiseLevel) -> Result:
     _check_raise(state, body)
-    return state.evolve(level=body.level), (LevelRaised(state.level, body.level),) if body.level > state.level else ()
+    key_id = body.key_id or state.key_id
+    if (body.level, key_id) == (state.level, state.key_id):
+        return state, ()
+    return state.evolve(level=body.level, key_id=key_id), (LevelRaised(state.level, body.level, key_id),)
 
 
 def _check_raise(state: ControlState, body: c.RaiseLevel) -> None:
@@ -74,6 +91,24 @@ def _check_raise(state: ControlState, body: c.RaiseLevel) -> None:
             Rejection.CONFLICT,
             f"proxy {lease.name!r} (version {plain_version(lease.version)}) knows feature level {lease.known_level} at "
             f"most, not {body.level}: upgrade it, or stop it and wait until its lease has run out",
+        )
+    _check_key(state, body)
+
+
+def _check_key(state: ControlState, body: c.RaiseLevel) -> None:
+    if body.key_id in ("", state.key_id):
+        return
+    require(
+        not state.key_id,
+        Rejection.CONFLICT,
+        f"the records of the control log are signed with the control key {state.key_id}, and that is not changed",
+    )
+    for lease in without_key(state, body.key_id):
+        has = f"the control key {lease.key_id}, not" if lease.key_id else "no control key, and is to have"
+        raise Refuse(
+            Rejection.CONFLICT,
+            f"proxy {lease.name!r} has {has} {body.key_id}: set cluster.control_key_file to the same "
+            f"key on all proxies",
         )
 
 

@@ -15,9 +15,9 @@ from isthmus.admin.services import AdminServices
 from isthmus.control_export import write_export
 from isthmus_control.apply import apply
 from isthmus_control.commands import Command, RaiseLevel
-from isthmus_control.levels import KNOWN_LEVEL, LEVELS
+from isthmus_control.levels import KNOWN_LEVEL, LEVELS, SIGNING
 from isthmus_control.outcome import Rejected, Rejection
-from isthmus_control.rules.levels import behind
+from isthmus_control.rules.levels import behind, without_key
 from isthmus_plugins.links import OperationError
 
 
@@ -26,26 +26,31 @@ def install(app: FastAPI, services: AdminServices) -> None:
 
     @app.get("/v1/control", tags=["control log"], summary="Describe the control log")
     async def describe_control() -> ControlView:
-        state = control_of(services).state
+        control = control_of(services)
+        state, own = control.state, control.key_id
         return ControlView(
             offset=state.applied_offset,
             level=state.level,
             known_level=KNOWN_LEVEL,
             behind=[lease.name for lease in behind(state, KNOWN_LEVEL)],
+            key_id=state.key_id or None,
+            own_key_id=own or None,
+            without_key=[lease.name for lease in without_key(state, own)] if own else [],
+            unsigned_records=control.unsigned.count,
             not_understood=[each.message for each in state.beyond],
         )
 
     @app.post("/v1/control/upgrade", tags=["control log"], summary="Raise the control log's feature level")
     async def upgrade_control(request: ControlUpgradeRequest) -> ControlUpgradeView:
-        """Refused while a proxy with a lease does not know the level. It is never lowered: from then on, versions that
-        do not know it refuse to start."""
+        """Refused while a proxy with a lease does not know the level, or does not have this proxy's control key, if it
+        has one. It is never lowered: from then on, versions that do not know it refuse to start."""
         control = control_of(services)
-        before = control.state.level
+        before, key_before = control.state.level, control.state.key_id
         level = KNOWN_LEVEL if request.to is None else request.to
         if level > KNOWN_LEVEL:
             message = f"this proxy knows feature level {KNOWN_LEVEL} at most, not {level}: upgrade it first"
             raise problems.rejected(Rejected(Rejection.NOT_SUPPORTED, message))
-        body = RaiseLevel(level)
+        body = RaiseLevel(level, control.key_id if level >= SIGNING else "")
         if request.dry_run:
             seen = control.state.applied_offset
             command = Command(str(uuid.uuid4()), int(time.time() * 1000), services.name, seen, body)
@@ -55,7 +60,15 @@ def install(app: FastAPI, services: AdminServices) -> None:
         else:
             await append(services, body)
         brings = [LEVELS[each] for each in range(before + 1, level + 1)]
-        return ControlUpgradeView(before=before, after=level, brings=brings, dry_run=request.dry_run)
+        key_id = body.key_id or key_before
+        return ControlUpgradeView(
+            before=before,
+            after=level,
+            brings=brings,
+            key_id=key_id or None,
+            signs=key_id != key_before,
+            dry_run=request.dry_run,
+        )
 
     @app.post("/v1/control/export", tags=["control log"], summary="Write the control log to a file", status_code=201)
     async def export_control_log() -> ControlExportView:

@@ -343,6 +343,14 @@ class ControlView(_Model):
     """The highest that this proxy knows."""
     behind: list[str] = Field(examples=[["proxy-2"]])
     """Proxies with a lease that do not know that."""
+    key_id: str | None = Field(default=None, examples=["ab12cd34"])
+    """The id of the control key that records are signed with; None: they are not signed."""
+    own_key_id: str | None = Field(default=None, examples=["ab12cd34"])
+    """The id of this proxy's control key; None: it has none."""
+    without_key: list[str] = []
+    """Proxies with a lease that do not have that key."""
+    unsigned_records: int = 0
+    """Records that did not count since they were not written with the control key, as far as this proxy has read."""
     not_understood: list[str] = []
     """What newer proxies wrote that this one does not know: it leaves alone what that concerns."""
 
@@ -361,6 +369,10 @@ class ControlUpgradeView(_Model):
     """And now, or, in a dry run, then."""
     brings: list[str] = Field(examples=[["records say what they concern"]])
     """What the raised levels bring."""
+    key_id: str | None = Field(default=None, examples=["ab12cd34"])
+    """The id of the control key that records are signed with now, or then; None: they are not signed."""
+    signs: bool = False
+    """That is new: records were not signed before."""
     dry_run: bool
 
 

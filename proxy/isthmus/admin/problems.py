@@ -23,6 +23,7 @@ REJECTION_STATUS: Final = {
     Rejection.LEASE_LOST: 503,
     Rejection.STALE: 503,
     Rejection.MALFORMED: 422,
+    Rejection.UNSIGNED: 422,
 }
 _NUMBERS: Final = {
     "NOT_FOUND": 1,
@@ -32,6 +33,7 @@ _NUMBERS: Final = {
     "NOT_SUPPORTED": 2,
     "MALFORMED": 3,
     "INVALID_REQUEST": 4,
+    "UNSIGNED": 5,
     "NOT_READY": 1,
     "LEASE_LOST": 2,
     "STALE": 3,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from isthmus_control.exports import Export
     from isthmus_control.leases import LeaseView
     from isthmus_control.outcome import Outcome
+    from isthmus_control.replica import Unsigned
     from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_host import NamespaceHost
     from isthmus_plugins.tasks import Supervision
@@ -34,6 +35,14 @@ class ControlLogPort(Protocol):
     @property
     def leases(self) -> LeaseView:
         """Who enforces what, judged on this proxy's monotonic clock."""
+
+    @property
+    def key_id(self) -> str:
+        """The id of this proxy's control key; empty: it has none."""
+
+    @property
+    def unsigned(self) -> Unsigned:
+        """The records that did not count since they were not written with the control key."""
 
     def append(self, body: Body, /) -> Awaitable[Outcome]:
         """Write the command and say what came of it; ``state`` has it then. Raises PeerFault."""

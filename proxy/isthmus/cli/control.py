@@ -24,8 +24,10 @@ from isthmus.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from isthmus.config import ProxyConfig
     from isthmus.control_repair import ControlRepair, Plan
     from isthmus_control.exports import Export
+    from isthmus_control.sealing import Secret
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -109,6 +111,7 @@ def repair(
     if file is not None:
         _with_export(file, config, dry_run, accept_loss, output, lambda plan: True)
         return
+    loaded = _loaded(config, output)
 
     async def work(control: ControlRepair) -> dict[str, Any]:
         known = await control.known()
@@ -118,13 +121,14 @@ def repair(
             return _result(plan, True, await control.accept(known))
         return _result(plan, False)
 
-    show(_on_cluster(config, output, work), output, _lines)
+    show(_on_cluster(loaded, output, work), output, _lines)
 
 
 def _with_export(
     file: Path, config: Path, dry_run: bool, accept_loss: bool, output: Output, allowed: Callable[[Plan], bool]
 ) -> None:
-    export = _read(file, output)
+    loaded = _loaded(config, output)
+    export = _read(file, loaded.cluster.control_key, output)
 
     async def work(control: ControlRepair) -> dict[str, Any]:
         known = await control.known()
@@ -143,14 +147,24 @@ def _with_export(
 
         return _result(plan, True, await control.write(plan, export, known, wrote))
 
-    show(_on_cluster(config, output, work), output, _lines)
+    show(_on_cluster(loaded, output, work), output, _lines)
 
 
-def _read(file: Path, output: Output) -> Export:
+def _loaded(config: Path, output: Output) -> ProxyConfig:
+    from isthmus.config import load_config
+    from isthmus.errors import ConfigurationError
+
+    try:
+        return load_config(config)
+    except ConfigurationError as error:
+        raise CliError("INVALID_CONFIG", str(error), Exit.FAILED, output) from None
+
+
+def _read(file: Path, control_key: Secret | None, output: Output) -> Export:
     from isthmus_control.exports import MalformedExport, decode
 
     try:
-        return decode(file.read_bytes())
+        return decode(file.read_bytes(), control_key)
     except OSError as error:
         raise CliError("FILE", f"{file} cannot be read: {error.strerror}", Exit.USAGE, output) from None
     except MalformedExport as error:
@@ -190,20 +204,20 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _on_cluster(
-    config: Path, output: Output, work: Callable[[ControlRepair], Awaitable[dict[str, Any]]]
+    config: ProxyConfig, output: Output, work: Callable[[ControlRepair], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
     from isthmus.anchor_places import places_of
-    from isthmus.config import load_config
     from isthmus.control_repair import ControlRepair, RepairRefused
     from isthmus.errors import ConfigurationError, KafkaError, PeerFault
     from isthmus.kafka.client import ClusterClient
     from isthmus_control.replica import Halted
+    from isthmus_control.signing import Signer
 
     async def run() -> dict[str, Any]:
-        loaded = load_config(config)
-        servers = [str(server) for server in loaded.cluster.bootstrap_servers]
-        async with ClusterClient(servers, loaded.cluster.security) as client:
-            return await work(ControlRepair(client, places_of(loaded.data.directory, client)))
+        servers, key = [str(server) for server in config.cluster.bootstrap_servers], config.cluster.control_key
+        async with ClusterClient(servers, config.cluster.security) as client:
+            signer = None if key is None or client.cluster_id is None else Signer(key, client.cluster_id)
+            return await work(ControlRepair(client, places_of(config.data.directory, client), signer))
 
     try:
         return asyncio.run(run())

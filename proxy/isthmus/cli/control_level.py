@@ -33,7 +33,8 @@ def upgrade(
     """Raise the control log's feature level, once all proxies of the cluster are upgraded.
 
     Refused while a proxy with a lease does not know it. There is no way back: versions that do not know it refuse to
-    start from then on.
+    start from then on. From level 2 on records are signed with the control key, if the proxies have one: run it again
+    when they got one later. That is refused while a proxy with a lease does not have the same.
     """
     with Admin(url, output) as admin:
         show(admin.post("/v1/control/upgrade", {"to": to, "dry_run": dry_run}), output, _upgraded)
@@ -45,6 +46,10 @@ def _described(control: dict[str, Any]) -> Iterator[str]:
             ("feature level", control["level"]),
             ("this proxy knows", control["known_level"]),
             ("proxies that do not know that", control["behind"]),
+            ("records are signed with control key", control["key_id"] or "none: they are not signed"),
+            ("this proxy's control key", control["own_key_id"] or "none"),
+            ("proxies that do not have that", control["without_key"]),
+            ("records that were not signed", control["unsigned_records"]),
             ("offset", control["offset"]),
         ]
     )
@@ -55,8 +60,11 @@ def _upgraded(upgrade: dict[str, Any]) -> Iterator[str]:
     before, after = upgrade["before"], upgrade["after"]
     if before == after:
         yield f"the control log has feature level {after} already"
-        return
-    verb = "would be raised" if upgrade["dry_run"] else "was raised"
-    yield f"the feature level {verb} from {before} to {after}; versions that do not know it refuse to start then"
-    for each in upgrade["brings"]:
-        yield f"  {each}"
+    else:
+        verb = "would be raised" if upgrade["dry_run"] else "was raised"
+        yield f"the feature level {verb} from {before} to {after}; versions that do not know it refuse to start then"
+        for each in upgrade["brings"]:
+            yield f"  {each}"
+    if upgrade["signs"]:
+        key = f"the control key {upgrade['key_id']}"
+        yield f"records are signed with {key} from then on; proxies without it refuse to start"

@@ -286,9 +286,10 @@ def attach(
         "type": type,
         "truncate_target": truncate_target,
         "disable_transaction_verification": disable_transaction_verification,
-        "on_source_loss": on_source_loss,
         "dry_run": dry_run,
     }
+    if on_source_loss is not None:  # versions before it take no such field
+        body["on_source_loss"] = on_source_loss
     with Admin(url, output) as admin:
         show(admin.post(f"/v1/links/{_path(name)}/mappings", body), output, _attached)
 

@@ -38,6 +38,8 @@ COORDINATORS_MAX: Final = 50_000
 """Groups whose coordinators are remembered."""
 TRANSACTIONAL_ID: Final = "isthmus-group-offsets"
 NO_GENERATION: Final = -1
+NOTHING: Final = -1
+"""In the place of an offset where a group has committed none. (Brokers take it as an offset, too.)"""
 _NO_TAGS: Final = b"\x00"
 _NOBODY: Final = struct.pack(">qhi", -1, -1, NO_GENERATION) + b"\x01\x00"
 """No producer id, epoch and generation; an empty member id, and no group instance id."""
@@ -123,7 +125,8 @@ class GroupClient:
             return None
         for code in (found.error_code, *(each.error_code for named in found.topics for each in named.partitions)):
             self._check(group, code)
-        return _committed(found).get(partition)
+        committed = _committed(found).get(partition)
+        return None if committed is None or committed.offset == NOTHING else committed
 
     # ---- changing ----
 
@@ -236,12 +239,11 @@ class GroupClient:
 
 
 def _committed(group: Any) -> dict[TopicPartition, CommittedOffset]:
-    """What a group of an OffsetFetch answer has."""
+    """What a group of an OffsetFetch answer has; also negative ones, which clients commit to reset it."""
     return {
         (topic.name, partition.partition_index): CommittedOffset(partition.committed_offset, partition.metadata or "")
         for topic in group.topics
         for partition in topic.partitions
-        if partition.committed_offset >= 0
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,26 @@ def test_whoever_read_the_window_comes_to_the_same_digest(offset: int) -> None:
     if start:
         assert read(start + 1, offset + 1).digest_at(offset) is None
         assert read(start + 1, offset + 1).anchor("A", TOPIC_ID, 0) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_digests_that_run_along_are_those_of_the_records(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every offset that is kept, wherever reading began; none where its window was not read from its start on."""
+    monkeypatch.setattr(anchors, "WINDOW", 8)
+    rng = random.Random(seed)
+    values = [None if rng.random() < 0.1 else rng.randbytes(rng.randint(0, 9)) for _ in range(100)]
+    records = [LogRecord(offset, value) for offset, value in enumerate(values)]
+    for begun in range(0, 60, 7):
+        recent = RecentRecords()
+        for end in range(begun, len(records)):
+            recent.add(records[end])
+            for offset in range(max(begun, anchors.kept_from(end)), end + 1):
+                first = window_start(offset)
+                expected = digest(records[first : offset + 1]) if first >= begun else None
+                # What was known once stays known for as long as the record is kept.
+                assert recent.digest_at(offset) == expected
+            assert recent.digest_at(end + 1) is None
+            assert recent.digest_at(anchors.kept_from(end) - 1) is None
 
 
 def test_any_record_of_the_window_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -41,6 +42,14 @@ def test_a_proxy_says_which_level_it_knows_behind_its_version() -> None:
         said = levels.with_known_level(version)
         assert levels.known_level(said) == levels.KNOWN_LEVEL
         assert levels.plain_version(said) == version
+        with_key = levels.with_known_level(version, "ab12cd34")
+        assert levels.known_level(with_key) == levels.KNOWN_LEVEL
+        assert (levels.key_id_of(with_key), levels.key_id_of(said)) == ("ab12cd34", "")
+        assert levels.plain_version(with_key) == version
+        # What the version before control keys read of it.
+        before = re.search(r"[+.]level\.([0-9]{1,9})\Z", with_key)
+        assert before is not None
+        assert int(before[1]) == levels.KNOWN_LEVEL
     for older in ("0.1.0", "0.1.0+level", "level.3", ""):
         assert levels.known_level(older) == 0
         assert levels.plain_version(older) == older

@@ -26,6 +26,11 @@ def record(body: c.Body, seen: int = -1) -> bytes:
     return c.encode(c.Command(str(uuid.uuid4()), 1, "p", seen, body))
 
 
+def newest(records: list[tuple[int, bytes | None]]) -> c.Snapshot | None:
+    found = (r.snapshot_in(offset, value) for offset, value in reversed(records))
+    return next((each for each in found if each is not None), None)
+
+
 class Log:
     def __init__(self) -> None:
         self.records: list[bytes | None] = []
@@ -112,7 +117,7 @@ def test_a_snapshot_is_due_taken_compared_and_loaded() -> None:
 
     # A fresh reader that knows the tail only.
     tail_start = SNAPSHOT_INTERVAL + 10
-    found = r.newest_snapshot(list(enumerate(log.records))[tail_start:])
+    found = newest(list(enumerate(log.records))[tail_start:])
     assert found == snapshot
     fresh = r.Replica(r.load(found, "A"))
     assert fresh.next_offset == SNAPSHOT_INTERVAL
@@ -139,7 +144,7 @@ def test_a_snapshot_out_of_place_is_rejected() -> None:
     log.fill(20)
     outcome = log.append(record(r.take(log.replica.state))).outcome
     assert isinstance(outcome, Rejected)
-    assert r.newest_snapshot(list(enumerate(log.records))) is None
+    assert newest(list(enumerate(log.records))) is None
 
 
 def test_the_newest_snapshot_wins_and_junk_is_passed_over() -> None:
@@ -152,10 +157,10 @@ def test_the_newest_snapshot_wins_and_junk_is_passed_over() -> None:
         log.append(record(snapshot))
     log.append(b'{"kind":"snapshot"}')
     log.append(None)
-    found = r.newest_snapshot(list(enumerate(log.records)))
+    found = newest(list(enumerate(log.records)))
     assert found is not None
     assert found.as_of == 2 * SNAPSHOT_INTERVAL - 1
-    assert r.newest_snapshot(list(enumerate(log.records))[-2:]) is None
+    assert newest(list(enumerate(log.records))[-2:]) is None
 
 
 def test_snapshots_that_cannot_be_loaded() -> None:

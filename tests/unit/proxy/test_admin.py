@@ -26,6 +26,7 @@ from isthmus_control.commands import (
     SetFollowerTopic,
 )
 from isthmus_control.commands import CreateLink as CreateLinkCommand
+from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted
 from isthmus_plugins.links import OperationError
@@ -560,12 +561,17 @@ def test_the_feature_level_is_raised_once_every_proxy_knows_it() -> None:
         assert (await rest.client.get("/v1/control")).json() == {
             "offset": rest.log.state.applied_offset,
             "level": 0,
-            "known_level": 1,
+            "known_level": KNOWN_LEVEL,
             "behind": [],
+            "key_id": None,
+            "own_key_id": None,
+            "without_key": [],
+            "unsigned_records": 0,
             "not_understood": [],
         }
         plan = (await rest.client.post("/v1/control/upgrade", json={"dry_run": True})).json()
-        assert (plan["before"], plan["after"], plan["dry_run"], len(plan["brings"])) == (0, 1, True, 1)
+        assert (plan["before"], plan["after"], plan["dry_run"], plan["signs"]) == (0, KNOWN_LEVEL, True, False)
+        assert len(plan["brings"]) == KNOWN_LEVEL
         assert rest.log.state.level == 0
 
         rest.log.claim("proxy-2", 2, "0.1.0")
@@ -575,17 +581,31 @@ def test_the_feature_level_is_raised_once_every_proxy_knows_it() -> None:
             assert (status, code) == (409, "CONFLICT")
             assert "proxy 'proxy-2' (version 0.1.0) knows feature level 0" in message
         proxies = (await rest.client.get("/v1/proxies")).json()["items"]
-        assert [(each["version"], each["known_level"]) for each in proxies] == [("1.2.3", 1), ("0.1.0", 0)]
+        assert [(each["version"], each["known_level"]) for each in proxies] == [("1.2.3", KNOWN_LEVEL), ("0.1.0", 0)]
 
         lease = rest.log.state.proxies["proxy-2"]
         rest.log.apply(ReleaseLease("proxy-2", lease.incarnation))
-        status, code, message = await rest.error("POST", "/v1/control/upgrade", json={"to": 2})
+        status, code, message = await rest.error("POST", "/v1/control/upgrade", json={"to": KNOWN_LEVEL + 1})
         assert (status, code) == (422, "NOT_SUPPORTED")
-        assert "this proxy knows feature level 1 at most" in message
+        assert f"this proxy knows feature level {KNOWN_LEVEL} at most" in message
         done = (await rest.client.post("/v1/control/upgrade", json={"to": 1})).json()
         assert (done["before"], done["after"], rest.log.state.level) == (0, 1, 1)
-        again = (await rest.client.post("/v1/control/upgrade", json={})).json()
+        again = (await rest.client.post("/v1/control/upgrade", json={"to": 1})).json()
         assert (again["before"], again["after"], again["brings"]) == (1, 1, [])
+        assert rest.log.state.key_id == ""
+
+        # Signed from level 2 on, once every proxy has the key.
+        rest.log.key_id = "ab12cd34"
+        assert (await rest.client.get("/v1/control")).json()["without_key"] == ["proxy-1"]
+        status, code, message = await rest.error("POST", "/v1/control/upgrade", json={})
+        assert (status, code) == (409, "CONFLICT")
+        assert "proxy 'proxy-1' has no control key, and is to have ab12cd34: set cluster.control_key_file" in message
+        lease = rest.log.state.proxies["proxy-1"]
+        rest.log.apply(ReleaseLease("proxy-1", lease.incarnation))
+        rest.log.claim("proxy-1", 1, with_known_level("1.2.3", "ab12cd34"))
+        done = (await rest.client.post("/v1/control/upgrade", json={})).json()
+        assert (done["after"], done["signs"], done["key_id"]) == (KNOWN_LEVEL, True, "ab12cd34")
+        assert (await rest.client.get("/v1/control")).json()["key_id"] == "ab12cd34"
 
     with_rest(test)
 

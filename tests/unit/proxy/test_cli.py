@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 
 from isthmus.cli import app, root
 from isthmus.cli.namespace import ResourceType as TypeChoice
-from isthmus_control.commands import CreateNamespace
+from isthmus_control.commands import ClaimBrokers, CreateNamespace
+from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import ResourceType
 from isthmus_plugins.links import OperationError, SourceLossStatus, SyncStatus, TransactionVerificationPlan
 
@@ -221,12 +222,32 @@ def test_a_refusal_is_one_line_or_one_object_on_standard_error(admin: RunningAdm
 def test_the_feature_level_is_described_and_raised(admin: RunningAdmin) -> None:
     assert re.search("^feature level +0$", run("control", "describe", url=admin.url).stdout, re.MULTILINE)
     plan = run("control", "upgrade", "--dry-run", url=admin.url)
-    assert "would be raised from 0 to 1" in plan.stdout
+    assert f"would be raised from 0 to {KNOWN_LEVEL}" in plan.stdout
     assert ok(run("control", "upgrade", "--to", "1", "-o", "json", url=admin.url))["after"] == 1
     assert ok(run("control", "describe", "-o", "json", url=admin.url))["level"] == 1
-    assert "has feature level 1 already" in run("control", "upgrade", url=admin.url).stdout
+    assert "has feature level 1 already" in run("control", "upgrade", "--to", "1", url=admin.url).stdout
     too_high = run("control", "upgrade", "--to", "99", url=admin.url)
     assert (too_high.exit_code, "upgrade it first" in too_high.stderr) == (1, True)
+
+
+def test_an_upgrade_signs_records_and_one_that_is_run_again_does(admin: RunningAdmin) -> None:
+    ok(run("control", "upgrade", "-o", "json", url=admin.url))
+    described = run("control", "describe", url=admin.url).stdout
+    assert re.search("^records are signed with control key +none: they are not signed$", described, re.MULTILINE)
+    for name, lease in admin.log.state.proxies.items():  # the key is configured everywhere meanwhile
+        claim = ClaimBrokers(
+            name, lease.incarnation, lease.brokers, False, None, 10_000, with_known_level("2", "ab12cd34"), -1
+        )
+        admin.call(admin.log.apply, claim)
+    admin.log.key_id = "ab12cd34"
+    plan = run("control", "upgrade", "--dry-run", url=admin.url).stdout
+    assert "records are signed with the control key ab12cd34 from then on" in plan
+    assert admin.log.state.key_id == ""
+    done = ok(run("control", "upgrade", "-o", "json", url=admin.url))
+    assert (done["before"], done["after"], done["signs"], done["key_id"]) == (2, 2, True, "ab12cd34")
+    described = run("control", "describe", url=admin.url).stdout
+    assert re.search("^records are signed with control key +ab12cd34$", described, re.MULTILINE)
+    assert "signed with" not in run("control", "upgrade", url=admin.url).stdout
 
 
 # --- links

@@ -119,6 +119,8 @@ class FollowedGroup:
         one."""
         self.certain = False
         """Whether what the coordinator has was read after that."""
+        self._source_has: dict[TopicPartition, tuple[CommittedOffset, bool]] = {}
+        """By partition: what was wanted when the source was asked, and whether its log has the data up to there."""
         self.since: dict[TopicPartition, float] = {}
         """When what is wanted and not there came to be wanted."""
         self.renew_at: dict[TopicPartition, float] = {}
@@ -140,6 +142,8 @@ class FollowedGroup:
         if place in self.unknown or place in self.silent or (place in self.wanted) is not (wanted is not None):
             self.silent_by = None
         self.unknown.discard(place)
+        if wanted != self.wanted.get(place):
+            self._source_has.pop(place, None)
         if wanted is None:
             self.wanted.pop(place, None)
             self._at.pop(place, None)
@@ -155,6 +159,16 @@ class FollowedGroup:
         self.unknown.add(place)
         self.silent_by = None
         self._compare(place)
+
+    def source_ends(self, place: TopicPartition, has_data: bool) -> None:
+        """The source was asked: its log has the data up to what is wanted there, or it has less, and no more comes."""
+        self._source_has[place] = self.wanted[place], has_data
+        self.retry_at = 0.0
+
+    def _has_source_data(self, place: TopicPartition) -> bool | None:
+        """Whether the source's log reaches what is wanted there; None: it was not asked."""
+        wanted, has_data = self._source_has.get(place, (None, False))
+        return has_data if wanted is not None and wanted == self.wanted.get(place) else None
 
     def forget(self, place: TopicPartition) -> None:
         """It is not known any more what the source has there."""
@@ -358,6 +372,28 @@ class FollowedGroup:
         """Committed offsets of the coordinator that may be ahead of the data."""
         return [place for place in self.has or () if place not in self.silent] if self.unsure else []
 
+    def ahead_of_source(self, log_ends: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Committed offsets that are as the source has them, ahead of the data, and maybe of the source's own: it is to
+        be asked. ``log_ends``: of :attr:`to_check`."""
+        return [
+            place
+            for place in self.to_check
+            if place in log_ends
+            and (self.has or {})[place] == self.wanted.get(place)
+            and self.wanted[place].offset > log_ends[place]
+            and self._has_source_data(place) is None
+        ]
+
+    def awaits_data(self, ends: Mapping[TopicPartition, int], before: float) -> list[TopicPartition]:
+        """Commits that have waited for data since ``before``, or longer. ``ends``: as in :meth:`plan`."""
+        return [
+            place
+            for place in self.to_commit
+            if self.wanted[place].offset > ends.get(place, self.wanted[place].offset)
+            and self._has_source_data(place) is not False
+            and self.since.get(place, before) <= before
+        ]
+
     def to_plan(self, now: float) -> set[TopicPartition]:
         """What a plan may be about."""
         return {*self.differences, *self.to_check, *self.to_renew(now)}
@@ -388,7 +424,7 @@ class FollowedGroup:
                 self.pending[place] = objections[place[0]]
             elif end is None:
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {text_of(place)} cannot be read now")
-            elif wanted.offset > end:
+            elif wanted.offset > end and self._has_source_data(place) is not False:
                 message = f"{text_of(place)} ends at {end}, the group's committed offset is {wanted.offset}"
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
             else:
@@ -400,8 +436,10 @@ class FollowedGroup:
             and place[0] not in objections
             and place in ends
             and self.has[place].offset > log_ends.get(place, self.has[place].offset)
+            and (self.has[place] != self.wanted.get(place) or self._has_source_data(place))
         }
-        self.unsure = any(place not in log_ends or place not in ends for place in self.to_check)
+        unasked = self.ahead_of_source(log_ends)
+        self.unsure = bool(unasked) or any(place not in log_ends or place not in ends for place in self.to_check)
         commit = {**ahead, **commit}
         renew = {
             place: self.has[place]

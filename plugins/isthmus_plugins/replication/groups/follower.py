@@ -34,6 +34,7 @@ from isthmus_plugins.replication.groups.followed_group import (
 )
 from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
 from isthmus_plugins.replication.groups.open_losses import OpenLosses
+from isthmus_plugins.replication.groups.source_ends import SourceEnds
 from isthmus_plugins.replication.groups.source_losses import GroupLosses
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.link import calls, reasons
@@ -49,6 +50,8 @@ SCAN_INTERVAL_S: Final = 1.0
 """How often groups that have all they want are looked for that are to be read or renewed."""
 DATA_POLL_S: Final = 0.2
 """How often the ends of logs are read that commits wait for."""
+DATA_WAIT_S: Final = 1.0
+"""Commits that have waited longer for their data may be beyond the source's own: it is asked."""
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 REFUSED_RETRY_S: Final = 10.0
@@ -87,6 +90,7 @@ class GroupFollower(Part):
         self.losses = OpenLosses(context)
         self.confirmations = Confirmations(context, store, self._tasks, self.losses)
         self._intake = Intake(context, self.confirmations, self.losses, self._touched, self._changed.set)
+        self._source_ends = SourceEnds(context, self._intake, self._tasks, self._answered)
         self._source_losses = GroupLosses(context, self._intake, self.losses)
         self._settling: asyncio.Task[None] | None = None
         self._ends: dict[TopicPartition, int] = {}
@@ -126,6 +130,11 @@ class GroupFollower(Part):
     def _touched(self, group: FollowedGroup) -> None:
         """There may be something to do for a group."""
         self._active[group] = None
+
+    def _answered(self, group: FollowedGroup) -> None:
+        """The source has said whether more is to come of what a group waits for."""
+        self._touched(group)
+        self._changed.set()
 
     # ---- the leader end's calls ----
 
@@ -304,6 +313,9 @@ class GroupFollower(Part):
         beyond = {place for group, place in wanted if group.wanted[place].offset > ends.get(place, -1)} | unsure
         self._awaited |= beyond  # what comes while the ends are read is looked at again
         ends |= await self._context.cluster.high_watermarks(beyond) if beyond else {}
+        waits_since = now - DATA_WAIT_S
+        asked = [(group, place) for group in ready for place in group.awaits_data(ends, waits_since)]
+        self._source_ends.ask(asked + [(group, place) for group in ready for place in group.ahead_of_source(log_ends)])
         for group in ready:
             if self._is_ready(group, now):
                 self._intake.note_silence(group)  # as it is now

@@ -95,6 +95,11 @@ class Intake:
         mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
         return (group for group in self._groups.values() if group.source in mine)
 
+    def connection_of(self, group: FollowedGroup) -> LinkConnection | None:
+        """Over which a group is pushed."""
+        feed = self._feeds.get(group.source)
+        return None if feed is None else feed.connection
+
     def group(self, link_name: str, name: str) -> FollowedGroup | None:
         """A group as it is pushed now: one that was dropped and is pushed again is another one."""
         return self._groups.get((link_name, name))
@@ -181,7 +186,7 @@ class Intake:
             if offset == calls.NOT_KNOWN:
                 group.not_known(place)
             else:
-                wanted = None if offset is None else CommittedOffset(offset, metadata)
+                wanted = None if offset is None else CommittedOffset(calls.as_meant(offset), metadata)
                 group.want(place, wanted, now - age_ms / 1000, at)
             if self._losses.before(group) is not None:
                 group.silent_by = None

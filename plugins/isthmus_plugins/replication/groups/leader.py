@@ -33,7 +33,7 @@ from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.features import SOURCE_LOSSES
+from isthmus_plugins.replication.link.features import NEGATIVE_OFFSETS, SOURCE_LOSSES
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace, SyncPlace
@@ -98,7 +98,7 @@ class GroupLeader(Part):
         await self._tasks.close()
 
     def answers(self) -> Sequence[Answering]:
-        return (calls.GroupApplied.by(self.on_applied),)
+        return (calls.GroupApplied.by(self.on_applied), calls.PartitionEnds.by(self.on_partition_ends))
 
     def wake(self) -> None:
         """Links, namespaces or connections changed."""
@@ -159,6 +159,17 @@ class GroupLeader(Part):
                     self._confirmed[feed.link_id, partition] = epoch, fed.acked
                     self.on_confirmed(fed)
         return calls.Done()
+
+    async def on_partition_ends(
+        self, connection: LinkConnection, question: calls.PartitionEnds
+    ) -> calls.PartitionEndsAnswer:
+        """Where logs of led topics end, whatever their high watermarks are yet."""
+        link = self._context.control.state.links.get(connection.link_name)
+        for topic, _ in question.partitions:
+            if link is None or remote_name(link.mappings, ResourceType.TOPIC, topic) is None:
+                raise LinkRejected("UNKNOWN_RESOURCE", f"{topic} is in no namespace of this link here")
+        found = await self._context.cluster.log_ends([(each.topic, each.partition) for each in question.partitions])
+        return calls.PartitionEndsAnswer(tuple(calls.PartitionEnd(*place, end) for place, end in found.items()))
 
     def _is_current(self, feed: Feed) -> bool:
         """Whether what a feed pushes is what the link's namespaces ask for now."""
@@ -716,15 +727,15 @@ class GroupLeader(Part):
         assert remote_group is not None
         assert remote_topic is not None
         read = source.next_offset - 1
-        if group is not None and place in group.unreadable:
-            return calls.CommittedOffset(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms, read)
         committed = None if group is None else group.offsets.get(place)
+        said = None if committed is None else calls.as_said(committed.offset)
+        is_said = said is None or said >= 0 or NEGATIVE_OFFSETS in feed.connection.peer_features
+        if group is not None and (place in group.unreadable or not is_said):
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms, read)
         if group is None or committed is None:
             return calls.CommittedOffset(remote_group, remote_topic, key.partition, None, "", age_ms, read)
         at = group.counts_from[place]
-        return calls.CommittedOffset(
-            remote_group, remote_topic, key.partition, committed.offset, committed.metadata, age_ms, at
-        )
+        return calls.CommittedOffset(remote_group, remote_topic, key.partition, said, committed.metadata, age_ms, at)
 
     def _upto(
         self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_pushed: bool, undone: bool

@@ -744,6 +744,21 @@ class HighWatermarksAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionEndsAnswer:
+    partitions: tuple[PartitionEnd, ...]
+    """Without those that cannot be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEnds(Question[PartitionEndsAnswer]):
+    """The follower end asks where logs of the source end, for committed offsets that are ahead of the data."""
+
+    METHOD = "partition_ends"
+
+    partitions: tuple[PartitionName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HighWatermarks(Question[HighWatermarksAnswer]):
     """Who compares groups, or waits for what aborted transactions left, asks where logs end for consumers."""
 
@@ -790,6 +805,17 @@ NOT_KNOWN: Final = -1
 """In the place of an offset: the newest commit cannot be read."""
 
 
+def as_said(offset: int) -> int:
+    """A committed offset as a call has it: brokers take negative ones, which clients reset groups with, and those are
+    one less, below :data:`NOT_KNOWN`. To peers that know ``features.NEGATIVE_OFFSETS``."""
+    return offset if offset >= 0 else offset - 1
+
+
+def as_meant(offset: int) -> int:
+    """What :func:`as_said` made of it."""
+    return offset if offset >= 0 else offset + 1
+
+
 class CommittedOffset(NamedTuple):
     """What a group has committed for one partition, in the names of the follower."""
 
@@ -797,7 +823,7 @@ class CommittedOffset(NamedTuple):
     topic: str
     partition: int
     offset: int | None
-    """None: nothing any more. :data:`NOT_KNOWN`, too."""
+    """None: nothing any more. :data:`NOT_KNOWN`, too; below that see :func:`as_said`."""
     metadata: str
     age_ms: int
     """How long ago the leader end read it."""

@@ -18,9 +18,21 @@ CONFIRMED_COMMITS: Final = "confirmed-commits"
 CONTROL_ANCHORS: Final = "control-anchors"
 SOURCE_LOSSES: Final = "source-losses"
 """It does what is set for what a source lost, and tells it."""
+PARTITION_ENDS: Final = "partition-ends"
+"""It says where its logs end, for committed offsets that may be beyond."""
+NEGATIVE_OFFSETS: Final = "negative-offsets"
+"""Groups may have committed such."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
-FEATURES: Final = (SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS, CONTROL_ANCHORS, SOURCE_LOSSES)
+FEATURES: Final = (
+    SYNC_LEASE,
+    DECISIONS,
+    CONFIRMED_COMMITS,
+    CONTROL_ANCHORS,
+    SOURCE_LOSSES,
+    PARTITION_ENDS,
+    NEGATIVE_OFFSETS,
+)
 
 
 def known_by(peer: Mapping[str, Any]) -> frozenset[str]:

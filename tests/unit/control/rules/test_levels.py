@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -12,8 +12,8 @@ from support.command_log import CommandLog
 from isthmus_control import apply as applying
 from isthmus_control import commands as c
 from isthmus_control.codec import canonical
-from isthmus_control.model import BrokerClaim
-from isthmus_control.outcome import LevelRaised, Outcome, Refuse, Rejected, Rejection
+from isthmus_control.model import BrokerClaim, ResourceType
+from isthmus_control.outcome import Duplicate, LevelRaised, Outcome, Refuse, Rejected, Rejection
 from isthmus_control.rules.levels import check_writable
 
 
@@ -74,6 +74,75 @@ def test_a_claim_that_crossed_with_the_raising_is_refused() -> None:
     assert code is Rejection.NOT_SUPPORTED
     assert "knows feature level 0 at most, and the control log has 1" in words
     log.ok(claim("p1", "0.2.0+level.1"))
+
+
+KEY, OTHER = "ab12cd34", "00ff00ff"
+
+
+def test_records_are_signed_once_every_proxy_has_the_key() -> None:
+    log = CommandLog()
+    log.ok(claim("p1", f"0.3.0+key.{KEY}.level.2"))
+    second = claim("p2", "0.3.0+level.2", 2)
+    log.ok(second)
+    assert refused(log.do(c.RaiseLevel(2, KEY))) == (
+        Rejection.CONFLICT,
+        f"proxy 'p2' has no control key, and is to have {KEY}: set cluster.control_key_file to the same key on all "
+        f"proxies",
+    )
+    log.ok(replace(second, version=f"0.3.0+key.{OTHER}.level.2"))
+    assert f"proxy 'p2' has the control key {OTHER}, not {KEY}" in refused(log.do(c.RaiseLevel(2, KEY)))[1]
+    # Without a key the level may be raised nevertheless, and again with one.
+    assert log.ok(c.RaiseLevel(2)) == (LevelRaised(0, 2),)
+    log.ok(replace(second, version=f"0.3.0+key.{KEY}.level.2"))
+    assert log.ok(c.RaiseLevel(2, KEY)) == (LevelRaised(2, 2, KEY),)
+    assert log.state.key_id == KEY
+    for body in (c.RaiseLevel(2), c.RaiseLevel(2, KEY)):
+        assert log.ok(body) == ()
+    assert refused(log.do(c.RaiseLevel(2, OTHER))) == (
+        Rejection.CONFLICT,
+        f"the records of the control log are signed with the control key {KEY}, and that is not changed",
+    )
+    assert log.state.key_id == KEY
+
+
+def test_below_level_2_nothing_is_signed() -> None:
+    log = CommandLog()
+    assert refused(log.do(c.RaiseLevel(1, KEY)))[0] is Rejection.NOT_SUPPORTED
+    with pytest.raises(Refuse):
+        check_writable(log.state, c.RaiseLevel(1, KEY))
+    check_writable(log.state, c.RaiseLevel(2, KEY))
+    assert b"key_id" not in c.encode(c.Command(str(uuid.uuid4()), 1, "p", 0, c.RaiseLevel(1)))
+    assert b"key_id" not in canonical(log.state)
+
+
+def test_a_copy_of_a_signed_record_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not have the key can append copies: of what counted lately, long ago, or in another generation."""
+    monkeypatch.setattr(applying, "REMEMBERED_COMMANDS", 4)
+    log = CommandLog()
+    lease = claim("p1", f"0.3.0+key.{KEY}.level.2")
+    log.ok(lease)
+    log.ok(c.RaiseLevel(2, KEY))
+    renewal = {"seen": log.state.applied_offset, "id": str(uuid.uuid4())}
+    log.ok(c.RenewLease("p1", lease.incarnation, -1), **renewal)
+    created = {"seen": log.state.applied_offset, "id": str(uuid.uuid4())}
+    prefix = c.Prefix(0, "")
+    log.ok(c.CreateNamespace(ResourceType.TOPIC, "a-"), **created, prefix=prefix)
+    assert isinstance(log.do(c.CreateNamespace(ResourceType.TOPIC, "a-"), **created), Duplicate)
+    for number in range(5):
+        log.ok(c.CreateNamespace(ResourceType.TOPIC, f"n{number}-"))
+    log.ok(c.DeleteNamespace(ResourceType.TOPIC, "a-"))
+    for body, envelope in (
+        (c.RenewLease("p1", lease.incarnation, -1), renewal),
+        (c.CreateNamespace(ResourceType.TOPIC, "a-"), created),
+    ):
+        assert refused(log.do(body, **envelope))[0] is Rejection.STALE
+    renewed_at = log.state.proxies["p1"].renewed_at_offset
+    log.ok(c.AcceptLog(7), prefix=prefix)
+    fresh = c.CreateNamespace(ResourceType.TOPIC, "b-")
+    assert "before an operator accepted" in refused(log.do(fresh, prefix=prefix))[1]
+    assert log.state.proxies["p1"].renewed_at_offset == renewed_at
+    assert log.state.namespace(ResourceType.TOPIC, "a-") is None
+    log.ok(fresh, prefix=c.Prefix(7, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,8 +100,46 @@ def test_what_cannot_be_read_at_the_source_stays_as_it_is() -> None:
 def test_what_is_beyond_the_log_is_moved_into_it() -> None:
     group = a_group({A: at(9, "m")}, a=at(9, "m"))
     assert group.to_check == [A]
+    assert not group.plan({A: 4}, {}, 1.0, {A: 6}), "the source is asked first"
+    assert group.ahead_of_source({A: 6}) == [A]
+    group.source_ends(A, has_data=True)
     assert group.plan({A: 4}, {}, 1.0, {A: 6}).commit == {A: at(4, "m")}
     assert group.to_check == [], "it has been looked at"
+
+
+def test_what_is_beyond_the_sources_log_is_as_the_source_has_it() -> None:
+    group = a_group({A: at(9)}, a=at(9), b=at(8))
+    ends = {A: 4, B: 4}
+    assert not group.plan(ends, {}, 1.0, ends)
+    assert group.pending[B].code == BEYOND_FOLLOWER_END
+    assert group.awaits_data(ends, before=-5.0) == [B]
+    assert group.awaits_data(ends, before=-6.0) == [], "not yet"
+    for place in (A, B):
+        group.source_ends(place, has_data=False)
+    assert group.awaits_data(ends, before=1.0) == group.ahead_of_source(ends) == []
+    assert group.plan(ends, {}, 1.0, ends).commit == {B: at(8)}
+    group.committed({B: at(8)}, 1.0, RENEWAL_S)
+    assert group.idle
+    group.want(B, at(7), 2.0)
+    assert not group.plan(ends, {}, 2.0), "it was not asked about that"
+    assert group.awaits_data(ends, before=2.0) == [B]
+
+
+def test_what_was_beyond_the_sources_log_may_not_be_any_more() -> None:
+    group = a_group({}, a=at(9))
+    group.source_ends(A, has_data=False)
+    assert group.plan({A: 4}, {}, 1.0).commit == {A: at(9)}
+    group.want(A, at(3), 2.0)
+    group.want(A, at(9), 3.0)
+    assert not group.plan({A: 4}, {}, 3.0)
+
+
+def test_what_the_source_has_is_asked_about_again() -> None:
+    """It may lose its end."""
+    group = a_group({}, a=at(9))
+    group.source_ends(A, has_data=True)
+    assert not group.plan({A: 4}, {}, 1.0)
+    assert group.awaits_data({A: 4}, before=1.0) == [A]
 
 
 def test_a_request_in_doubt_makes_nothing_certain_until_it_can_land_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.fake_groups import RETENTION_MS
 from support.group_replicas import PLACE, committed_at, in_replicas, log, status, until_at
-from support.offsets import commit, deleted, group_gone
+from support.offsets import commit, deleted, group_gone, group_made
 from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
@@ -19,7 +19,7 @@ from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.cluster import CommittedOffset, Refused, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
-from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link import calls, features
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -74,6 +74,7 @@ def test_a_committed_offset_that_was_left_ahead_of_the_data_is_moved_to_its_end(
     group.want(PLACE, committed_at(12, "m"), 90.0)
     group.want(OTHER, committed_at(4), 90.0)
     ends = {PLACE: 10, OTHER: 4}
+    group.source_ends(PLACE, has_data=True)
     assert group.plan(ends, {}, 100.0, ends).commit == {PLACE: committed_at(10, "m")}
     group.committed({PLACE: committed_at(10, "m")}, 101.0, 1000.0)
     assert not plan(group)  # until the data is there
@@ -523,6 +524,67 @@ def test_the_leader_end_knows_what_is_pending(monkeypatch: pytest.MonkeyPatch) -
         replicas.a.partition("local-t").write_values(b"x", b"y")
         await replicas.until("it is done", lambda: status(replicas, "A").state == "Following", 5)
         assert status(replicas, "A").pending == 0
+
+    in_replicas(monkeypatch, test)
+
+
+def test_a_commit_beyond_the_sources_log_is_as_the_source_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        log(replicas, group_made("app-2"), commit("app-1", "local-t", 1000), commit("app-2", "local-t", 7))
+        await until_at(replicas, {PLACE: committed_at(1000)}, 3)
+        assert replicas.b.offsets["far-app-2"] == {PLACE: committed_at(7)}
+        await replicas.until("nothing waits", lambda: status(replicas, "A").state == "Following", 3)
+        seen = []
+        real = replicas.b.commit_offsets
+
+        async def noted(group: str, offsets: Any, *more: Any) -> Any:
+            seen.append(offsets)
+            return await real(group, offsets, *more)
+
+        monkeypatch.setattr(replicas.b, "commit_offsets", noted)
+        await replicas.stop("B")
+        replicas.start("B")
+        await replicas.connect()
+        await replicas.until("it follows again", lambda: getattr(status(replicas), "state", None) == "Following")
+        await asyncio.sleep(3)
+        assert not seen, "it is there already, and stays"
+
+    in_replicas(monkeypatch, test)
+
+
+def test_negative_offsets_are_as_the_source_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients reset groups with -1 and -2, and brokers keep that."""
+
+    async def test(replicas: Replicas) -> None:
+        for offset in (-1, -2, 3, -1):
+            log(replicas, commit("app-1", "local-t", offset))
+            await until_at(replicas, {PLACE: committed_at(offset)}, 3)
+        await replicas.until("nothing waits", lambda: status(replicas, "A").state == "Following", 3)
+
+    in_replicas(monkeypatch, test)
+
+
+def test_negative_offsets_are_not_known_to_a_peer_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = tuple(each for each in features.FEATURES if each != features.NEGATIVE_OFFSETS)
+    monkeypatch.setattr("support.replicas.FEATURES", older)
+
+    async def test(replicas: Replicas) -> None:
+        log(replicas, commit("app-1", "local-t", -2))
+        await replicas.until("it is told", lambda: status(replicas).reason == "POSITION_NOT_KNOWN")
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
+
+    in_replicas(monkeypatch, test)
+
+
+def test_a_source_of_before_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = tuple(each for each in features.FEATURES if each != features.PARTITION_ENDS)
+    monkeypatch.setattr("support.replicas.FEATURES", older)
+
+    async def test(replicas: Replicas) -> None:
+        log(replicas, commit("app-1", "local-t", 1000))
+        await asyncio.sleep(10)
+        assert status(replicas).reason == "BEYOND_FOLLOWER_END"
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
 
     in_replicas(monkeypatch, test)
 

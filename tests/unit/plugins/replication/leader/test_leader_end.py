@@ -58,7 +58,7 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         # Supported now, as far as the follower can tell: the source has plain records there.
         source.log[1], source.headers[1] = batch(2, [b"x"]), source.headers[1]._replace(attributes=0)
         await replicas.until("it goes on", replicas.equal, 30)
-        assert KEY not in replicas.ends["A"].leader.stopped
+        await replicas.until("the leader knows", lambda: KEY not in replicas.ends["A"].leader.stopped, 1)
         assert replicas.ends["B"].follower.streams()[0].reason is None
 
     on_replicas(monkeypatch, work)

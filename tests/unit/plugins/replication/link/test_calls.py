@@ -306,6 +306,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.HighWatermarksAnswer((calls.PartitionEnd("l-t", 0, 5),)), '{"partitions":[["l-t",0,5]]}')],
     ),
     (
+        calls.PartitionEnds((calls.PartitionName("l-t", 0),)),
+        '{"partitions":[["l-t",0]]}',
+        [(calls.PartitionEndsAnswer((calls.PartitionEnd("l-t", 0, 5),)), '{"partitions":[["l-t",0,5]]}')],
+    ),
+    (
         calls.OffsetsForTimes("l-t", (calls.AtTime(0, 250),)),
         '{"topic":"l-t","partitions":[[0,250]]}',
         [(calls.OffsetsForTimesAnswer((calls.FoundAtTime(0, 2, 260),)), '{"partitions":[[0,2,260]]}')],
