@@ -77,12 +77,12 @@ class Connection:
         return [decision for question in asked for decision in question.decisions]
 
     def answer(self, with_what: Any = None) -> None:
-        """Answer all calls; an exception refuses them."""
+        """Answer all calls, decisions by default; an exception refuses them."""
         for _, answer in self.asked:
             if not answer.done() and isinstance(with_what, Exception):
                 answer.set_exception(with_what)
             elif not answer.done():
-                answer.set_result(calls.Done())
+                answer.set_result(with_what or calls.DecideAnswer())
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
@@ -171,6 +171,9 @@ class GroupFollower(Part):
         self, connection: LinkConnection, question: calls.ConfirmedCommits
     ) -> calls.ConfirmedCommitsAnswer:
         """How far a partition of the source's offsets topic was confirmed, whoever pushed it."""
+        link = self._context.control.state.links.get(connection.link_name)
+        if link is None or not link.pairs(Role.FOLLOWER, ResourceType.CONSUMER_GROUP):
+            raise LinkRejected(reasons.NOT_FOLLOWING, "no groups follow over this link")
         return calls.ConfirmedCommitsAnswer(*self.losses.furthest((connection.link_name, question.partition)))
 
     async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:

@@ -21,7 +21,7 @@ import json
 import logging
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -34,6 +34,7 @@ from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
+from isthmus_plugins.replication.link.features import DECISIONS_IN_PART
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.tasks import Tasks
@@ -191,41 +192,45 @@ class TransactionStore(Part):
         """What came over it is sent again over another one."""
         self._under_way.pop(connection, None)
 
-    async def on_decide(self, connection: LinkConnection, question: calls.Decide) -> calls.Done:
+    async def on_decide(self, connection: LinkConnection, question: calls.Decide) -> calls.DecideAnswer:
         """Store decisions to commit; the answer says that they are durable here. They were :meth:`announced`."""
         link = self._context.control.state.links.get(connection.link_name)
         if link is None:
             raise LinkRejected("LINK_NOT_FOUND", "the link was deleted")
-        self._check_follows(link.name, question)
+        unfollowed = self._unfollowed(connection, question)
         sender = str(connection.peer.get("proxy"))
         entries: list[Entry] = []
         for each in question.decisions:
-            entries += self._entries(link.link_id, sender, each)
+            entries += self._entries(link.link_id, sender, each, unfollowed)
         await self.put(entries)
-        self._check_follows(link.name, question)
+        unfollowed |= self._unfollowed(connection, question)
         if connection in self._under_way:
             self._under_way[connection] -= Counter(_producers(question))
         self._on_durable(connection)
-        return calls.Done()
+        return calls.DecideAnswer(tuple(sorted(unfollowed)) or None)
 
-    def _check_follows(self, link_name: str, question: calls.Decide) -> None:
-        """Raises LinkRejected where a partition follows no more: a failover may have read all that it will of it.
+    def _unfollowed(self, connection: LinkConnection, question: calls.Decide) -> set[str]:
+        """Topics of decisions that follow no more: a failover may have read all that it will of them.
 
-        It reads when every proxy knows that, so it reads what was answered to be durable before.
+        It reads when every proxy knows that, so it reads what was answered to be durable before. Raises LinkRejected.
         """
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now")
-        state = self._context.control.state
+        state, link_name = self._context.control.state, connection.link_name
         link = state.links.get(link_name)
         groups = link is not None and link.pairs(Role.FOLLOWER, ResourceType.CONSUMER_GROUP)
+        found = set()
         for topic in {place.topic for each in question.decisions for place in each.places}:
             counterpart = state.lookup.following(ResourceType.TOPIC, topic)
             follows = counterpart is not None and counterpart.link.name == link_name
             if not (groups if topic == OFFSETS_TOPIC else follows):
-                raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} does not follow over this link")
+                found.add(topic)
+        if found and DECISIONS_IN_PART not in connection.peer_features:
+            raise LinkRejected(reasons.NOT_FOLLOWING, f"{min(found)} does not follow over this link")
+        return found
 
-    def _entries(self, link_id: str, sender: str, said: calls.Decision) -> Iterator[Entry]:
-        """The entries of one decision, but those that a later one has replaced."""
+    def _entries(self, link_id: str, sender: str, said: calls.Decision, unfollowed: Collection[str]) -> Iterator[Entry]:
+        """The entries of one decision, but those that a later one has replaced, and of topics that follow no more."""
         identity = said.at.identity
         common = {
             "id": said.transactional_id,
@@ -235,6 +240,8 @@ class TransactionStore(Part):
         }
         sent_by = sender + AGAIN if said.again else sender
         for topic, partition, end, earlier in said.places:
+            if topic in unfollowed:
+                continue
             key = (DECISION, link_id, said.producer_id, topic, partition, sent_by, self._context.proxy_name)
             known, this = self._latest.get(key, identity), identity
             if this[1] == NO_EPOCH and known[2] <= this[2]:

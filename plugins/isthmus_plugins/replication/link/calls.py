@@ -1047,7 +1047,15 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Decide(Question[Done]):
+class DecideAnswer:
+    """They are durable, but for some topics, in the names of the follower."""
+
+    unfollowed: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """They follow no more (a failover, say): of these nothing is decided here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decide(Question[DecideAnswer]):
     """The leader end sends decisions, before the markers that carry them out; the answer: they are durable."""
 
     METHOD = "decide"

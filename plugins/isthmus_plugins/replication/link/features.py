@@ -22,6 +22,8 @@ PARTITION_ENDS: Final = "partition-ends"
 """It says where its logs end, for committed offsets that may be beyond."""
 NEGATIVE_OFFSETS: Final = "negative-offsets"
 """Groups may have committed such."""
+DECISIONS_IN_PART: Final = "decisions-in-part"
+"""It takes an answer to decisions that says of which topics they are not stored. Others are refused all of them."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -32,6 +34,7 @@ FEATURES: Final = (
     SOURCE_LOSSES,
     PARTITION_ENDS,
     NEGATIVE_OFFSETS,
+    DECISIONS_IN_PART,
 )
 
 

@@ -40,7 +40,7 @@ class Decision:
     goes_open: bool = False
     """These have no leader, say, and it goes to the other side without their ends, and again with them."""
     stored: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
-    """By link whose other side has it: of which partitions it has no end yet."""
+    """By link whose other side has it: of which partitions it has no end yet, or nothing."""
     sent_on: dict[LinkConnection, frozenset[TopicPartition]] = field(default_factory=dict)
     """The same of what was sent last over a connection."""
     held_back: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)

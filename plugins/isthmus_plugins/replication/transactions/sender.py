@@ -131,16 +131,17 @@ class DecisionSender:
         for decision in decisions:
             decision.sent_on[connection] = sent_open[decision]
         self._markers.go_on()
-        self._tasks.start("decide", self._answered(connection, sent_open, answer))
+        self._tasks.start("decide", self._answered(connection, link, sent_open, answer))
 
     async def _answered(
         self,
         connection: LinkConnection,
+        link: Link,
         sent_open: Mapping[Decision, frozenset[TopicPartition]],
-        answer: Awaitable[calls.Done],
+        answer: Awaitable[calls.DecideAnswer],
     ) -> None:
         try:
-            await answer
+            unfollowed = frozenset((await answer).unfollowed or ())
         except (LinkRejected, LinkLost, TimeoutError) as error:
             log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
             # Markers wait there for what came over this connection: over another one they do not.
@@ -149,6 +150,11 @@ class DecisionSender:
                 decision.sent_on.pop(connection, None)
             self._on_lost()
             return
+        if unfollowed:
+            extra = {"link": link.name, "detail": f"{', '.join(sorted(unfollowed))}: not followed over this link"}
+            log.warning("decisions not stored", extra=extra)
         for decision, without_end in sent_open.items():
-            decision.was_stored(connection.link_name, without_end)
+            # What follows no more has none: whoever waits for that waits until it is not In-Sync.
+            left_out = {place for place in decision.places if remote_topic(link, place[0]) in unfollowed}
+            decision.was_stored(connection.link_name, without_end | left_out)
         self._on_stored(list(sent_open))

@@ -27,6 +27,7 @@ from isthmus_plugins.replication.in_doubt.store import (
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
+from isthmus_plugins.replication.link.features import FEATURES
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.producer_ids import ProducerIdRange
 from isthmus_protocol.records import TRANSACTIONAL_BIT
@@ -38,6 +39,7 @@ class _Connection:
     def __init__(self) -> None:
         self.link_name = LINK
         self.peer = {"proxy": "a"}
+        self.peer_features = frozenset(FEATURES)
 
 
 class Scene:
@@ -61,10 +63,10 @@ def decision(number: int, *places: tuple[str, int, int], producer_id: int = X) -
     return calls.Decision("app", producer_id, 3, 3, calls.LogPlace(5, number), decided)
 
 
-async def decide(store: TransactionStore, connection: Any, *decisions: calls.Decision) -> None:
+async def decide(store: TransactionStore, connection: Any, *decisions: calls.Decision) -> calls.DecideAnswer:
     question = calls.Decide(decisions)
     store.announced(connection, question)
-    await store.on_decide(connection, question)
+    return await store.on_decide(connection, question)
 
 
 def run(test: Callable[[Scene], Awaitable[None]], seed: int = 1) -> None:
@@ -157,9 +159,13 @@ def test_what_follows_no_more_is_not_told_to_be_durable(meanwhile: bool) -> None
             store.put = detached  # type: ignore[method-assign]
         else:
             await detached()
-        with pytest.raises(LinkRejected, match="does not follow"):
-            await decide(store, scene.connection, decision(1, ("t", 0, 10)))
+        answer = await decide(store, scene.connection, decision(1, ("t", 0, 10)))
+        assert answer.unfollowed == ("t",)
+        assert not store.awaits(scene.connection, X)
         assert bool((await store.read(LINK_ID)).decisions) == meanwhile
+        scene.connection.peer_features = frozenset()
+        with pytest.raises(LinkRejected, match="does not follow"):  # a peer of before would take it for stored
+            await decide(store, scene.connection, decision(2, ("t", 0, 10)))
         await store.stop()
 
     run(main)

@@ -425,7 +425,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         ),
         '{"decisions":[{"id":"app","producer_id":4,"epoch":3,"data_epoch":2,"at":[5,6,7],'
         '"places":[["r-t",0,7,[[1,0,5]]],["__consumer_offsets",1,8,[]]],"again":true}]}',
-        [(calls.Done(), "{}")],
+        [(calls.DecideAnswer(), "{}"), (calls.DecideAnswer(("r-t",)), '{"unfollowed":["r-t"]}')],
     ),
     (
         calls.SourceLosses(

@@ -257,6 +257,25 @@ def test_a_decision_that_is_refused_ends_the_connection_and_goes_over_the_next_o
     on_source(work)
 
 
+def test_what_follows_no_more_keeps_no_marker_elsewhere_and_is_not_acked() -> None:
+    """A failover of some topics of a transaction, say; the connection is others', too."""
+
+    async def work(source: Source) -> None:
+        source.cluster.add_topic("local-u").partitions[0].write_values(b"x")
+        await begun(source, PLACE, ("local-u", 0))
+        record(source, TransactionState.PREPARE_COMMIT, PLACE, ("local-u", 0))
+        answer = end_txn(source)
+        await source.until("it is sent", lambda: source.connection.decided, 1.0)
+        source.connection.answer(calls.DecideAnswer(("remote-u",)))
+        await source.until("it is answered", lambda: ended(answer) is not None)
+        assert ended(answer) == TRY_AGAIN
+        assert source.connection.closed is None
+        assert passes(source, mark(source))
+        assert len(source.connection.decided) == 1, "it is not sent again"
+
+    on_source(work)
+
+
 def test_a_proxy_that_pushes_none_of_its_partitions_sends_a_decision_where_it_fronts_the_coordinator() -> None:
     async def work(source: Source) -> None:
         await committing(source)
