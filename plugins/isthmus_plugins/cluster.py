@@ -25,6 +25,15 @@ class KafkaRefused(Exception):
         self.message = message
 
 
+class NewTopic(NamedTuple):
+    """A topic that may be created."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+
+
 class ProduceResult(NamedTuple):
     """A broker's answer for one partition."""
 
@@ -254,6 +263,9 @@ class ClusterApi(Protocol):
     ) -> bytes:
         """The new topic's id. KafkaRefused with TOPIC_ALREADY_EXISTS (36) if there is one."""
 
+    async def try_topics(self, topics: Collection[NewTopic]) -> Mapping[str, KafkaRefused]:
+        """By name: the topics that the brokers would not create, and why. Nothing changes."""
+
     async def delete_topic(self, topic: str) -> None: ...
 
     async def delete_topic_id(self, topic_id: bytes) -> None:
@@ -261,8 +273,10 @@ class ClusterApi(Protocol):
 
     async def create_partitions(self, topic: str, total: int) -> None: ...
 
-    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
-        """Set these (None: back to the default), leave the others."""
+    async def alter_topic_configs(
+        self, topic: str, configs: Mapping[str, str | None], validate_only: bool = False
+    ) -> None:
+        """Set these (None: back to the default), leave the others. ``validate_only`` asks whether the brokers would."""
 
     async def broker_configs(self, name: str) -> Mapping[int, str | None]:
         """The effective value of a broker setting at each broker, None where it does not know the setting."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from isthmus_control.model import ResourceType
+from isthmus_control.model import Reason, ResourceType
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import (
     Acknowledged,
@@ -94,6 +94,9 @@ class LinkOperations(Protocol):
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
+
+    def topic_settings_reason(self, topic: str) -> Reason | None:
+        """Why a local topic does not have its source's settings, or, promoted, still has those of a follower."""
 
     def truncations(self, link_name: str) -> list[TruncationStatus]:
         """The truncations of a link's follower topics, those under way first, then the last ones, newest first."""

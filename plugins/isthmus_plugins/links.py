@@ -136,6 +136,8 @@ class TopicPlan(_Model):
     """Of the topic that is there."""
     records_lost: int = 0
     reason: str | None = None
+    settings_refused: str | None = None
+    """In a dry run: which of its source's settings the brokers would refuse. It follows without them."""
 
 
 class TransactionVerificationPlan(_Model):
@@ -260,6 +262,9 @@ class PromotedNamespace(_Model):
     transactions_ended: int = 0
     transactions_committed: int = 0
     """Of these."""
+    settings_refused: list[str] = []
+    """Of each topic the settings of the source that the brokers here refuse, or (a dry run) would refuse: it keeps a
+    follower's, and is promoted all the same."""
     promoted: bool = False
 
 
@@ -537,6 +542,8 @@ class LinkStatus(_Model):
     groups: list[GroupStatus] = []
     group_warnings: list[str] = []
     """What keeps this proxy from knowing all that groups have committed."""
+    settings_kept: list[str] = []
+    """Settings that topics which followed have still as followers do, since the brokers refused the source's."""
     source_losses: list[SourceLossStatus] = []
     """What a source lost although it had acked it In-Sync, until `isthmus link acknowledge`."""
     source_losses_left_off: int = 0

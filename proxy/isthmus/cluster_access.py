@@ -25,7 +25,7 @@ from isthmus.kafka.client import (
 from isthmus.kafka.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
 from isthmus.kafka.group_existence import group_exists
 from isthmus.kafka.groups import GroupClient
-from isthmus.kafka.results import NewTopic, ResourceType, TopicPartition, as_error
+from isthmus.kafka.results import ResourceType, TopicPartition, as_error
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_plugins.cluster import (
     BrokerUnavailable,
@@ -33,6 +33,7 @@ from isthmus_plugins.cluster import (
     Fetched,
     FetchPartition,
     KafkaRefused,
+    NewTopic,
     PartitionInfo,
     ProduceResult,
     ProducerState,
@@ -195,14 +196,30 @@ class ClusterAccess:
     ) -> bytes:
         """Create a topic; its id."""
         with _ERRORS:
-            created = (await self._client.create_topics([NewTopic(topic, partitions, replication_factor, configs)]))[
-                topic
-            ]
+            wanted = results.NewTopic(topic, partitions, replication_factor, configs)
+            created = (await self._client.create_topics([wanted]))[topic]
             if created.error is not None:
                 raise created.error
             if created.topic_id is None:
                 raise BrokerUnavailable(f"{topic} was created, but the broker did not tell its id")
         return created.topic_id.bytes
+
+    async def try_topics(self, topics: Collection[NewTopic]) -> Mapping[str, KafkaRefused]:
+        """By name: the topics that the brokers would not create, and why."""
+        if not topics:
+            return {}
+        with _ERRORS:
+            asked = [results.NewTopic(*topic) for topic in topics]
+            answers = await self._client.create_topics(asked, validate_only=True)
+        refused = {}
+        for topic in topics:
+            try:
+                with _ERRORS:
+                    if (error := answers[topic.name].error) is not None:
+                        raise error
+            except KafkaRefused as error:
+                refused[topic.name] = error
+        return refused
 
     async def delete_topic(self, topic: str) -> None:
         with _ERRORS:
@@ -223,10 +240,14 @@ class ClusterAccess:
             if error is not None:
                 raise error
 
-    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
-        """Set these (None: back to the default), leave the others."""
+    async def alter_topic_configs(
+        self, topic: str, configs: Mapping[str, str | None], validate_only: bool = False
+    ) -> None:
+        """Set these (None: back to the default), leave the others. ``validate_only`` asks whether the brokers would."""
         with _ERRORS:
-            await self._client.incremental_alter_configs(ResourceType.TOPIC, topic, configs)
+            await self._client.incremental_alter_configs(
+                ResourceType.TOPIC, topic, configs, validate_only=validate_only
+            )
 
     # ---- settings of brokers ----
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from support.kafka import AUTHORIZED
+from support.kafka import AUTHORIZED, unique
 from support.links import VERIFICATION, Linked, Side, linked, until, whole
 from support.source_topics import alter_topic
 
@@ -169,3 +169,36 @@ def test_settings_of_a_topic(link: Linked, access: Access, operation: AclOperati
     access.take_back(ResourceType.TOPIC, target)
     until("it is followed", lambda: link.b.topic_config(target)["max.message.bytes"] == "2000000", 30)
     until("it shows no more", lambda: reason_of(link, target)[0] is None, 20)
+
+
+@pytest.mark.one_in_ci("stories", of="settings that are refused")
+@pytest.mark.parametrize("step", ["promote", "failover"])
+def test_one_setting_of_one_topic_keeps_nobody_from_becoming_writable(link: Linked, access: Access, step: str) -> None:
+    local, remote = unique("local-") + "-", unique("remote-") + "-"
+    link.attach(local, remote)
+    for name in "abc":
+        link.a.create_topic(local + name, config={"retention.ms": "86400000"}, direct=True)
+        link.a.produce(local + name, [b"x"], direct=True)
+        link.wait_end(remote + name, 1)
+    until("its state is known", lambda: link.b.partition(link.name, remote + "c") is not None)
+    access.deny(ResourceType.TOPIC, remote + "b", AclOperation.ALTER_CONFIGS)
+    command = ("link", step, link.name, "--local", remote)
+
+    def refused(*more: str) -> list[str]:
+        (namespace,) = link.b.proxy.cli(*command, *more)["namespaces"]
+        assert namespace["promoted"] is not ("--dry-run" in more)
+        return list(namespace["settings_refused"])
+
+    (planned,) = until("the authorizer refuses", lambda: refused("--dry-run"), 20)
+    assert all(word in planned for word in (remote + "b", "retention.ms=86400000", "ALLOW AlterConfigs")), planned
+    assert refused(*(["--yes"] if step == "failover" else [])) == [planned]
+    assert [link.b.topic_config(remote + name)["retention.ms"] for name in "abc"] == ["86400000", "-1", "86400000"]
+    told = link.b.proxy.get(f"/v1/topics/{remote}b")
+    assert (told["state"], told["reason"]) == ("detached", "TARGET_REFUSES_SETTINGS")
+    assert told["message"] in link.b.link(link.name)["settings_kept"]
+    access.take_back(ResourceType.TOPIC, remote + "b")
+    alter_topic(link.b, remote + "b", {"retention.ms": "86400000"})
+    until("the other one shows still", lambda: "retention" not in str(link.b.link(link.name)["settings_kept"]), 20)
+    assert "message.timestamp.after.max.ms=" in str(link.b.link(link.name)["settings_kept"])
+    alter_topic(link.b, remote + "b", {"message.timestamp.after.max.ms": "3600000"})
+    until("it shows no more", lambda: not link.b.link(link.name)["settings_kept"], 20)

@@ -21,7 +21,7 @@ from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView
 from isthmus_control.levels import with_known_level
-from isthmus_control.model import BrokerClaim, ResourceType
+from isthmus_control.model import BrokerClaim, Reason, ResourceType
 from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
@@ -122,6 +122,7 @@ class MemoryLinks:
         self.altered: list[AlterLink] = []
         self.attached: list[Attach] = []
         self.calls: list[tuple[Any, ...]] = []
+        self.settings_reasons: dict[str, Reason] = {}
         self.equal = True
         self.verify_error: Exception | None = None
         self.verification: TransactionVerificationPlan | None = None
@@ -203,7 +204,13 @@ class MemoryLinks:
     async def attach(self, link_name: str, request: Attach) -> AttachResult:
         self.status(link_name)
         self.attached.append(request)
-        plan = TopicPlan(topic="orders-eu", source_topic="orders-eu", action="truncate", records_lost=7)
+        plan = TopicPlan(
+            topic="orders-eu",
+            source_topic="orders-eu",
+            action="truncate",
+            records_lost=7,
+            settings_refused="the target refuses settings of orders-eu (segment.bytes)",
+        )
         return AttachResult(
             link_name=link_name,
             local=request.local,
@@ -268,6 +275,7 @@ class MemoryLinks:
                 group_claims=[positions] if each.type == "consumer-group" else [],
                 all_groups_until_ms=1_760_000_000_123 if each.type == "consumer-group" else None,
                 settings_kept=["orders-eu"],
+                settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
                 promoted=not request.dry_run,
             )
             for each in names
@@ -285,7 +293,13 @@ class MemoryLinks:
         self.calls.append(("promote", link_name, [(each.type, each.local) for each in request.namespaces]))
         progress(1, 1)
         promoted = [
-            PromotedNamespace(type=each.type, local=each.local, remote=each.local, promoted=not request.dry_run)
+            PromotedNamespace(
+                type=each.type,
+                local=each.local,
+                remote=each.local,
+                settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+                promoted=not request.dry_run,
+            )
             for each in request.namespaces
         ]
         return PromoteReport(link_name=link_name, dry_run=request.dry_run, drained=True, namespaces=promoted)
@@ -316,6 +330,9 @@ class MemoryLinks:
 
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}
+
+    def topic_settings_reason(self, topic: str) -> Reason | None:
+        return self.settings_reasons.get(topic)
 
     async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
         progress(4, 10)

@@ -34,6 +34,7 @@ from isthmus_plugins.cluster import (
     Fetched,
     FetchPartition,
     KafkaRefused,
+    NewTopic,
     PartitionInfo,
     ProduceResult,
     ProducerState,
@@ -64,10 +65,13 @@ T = TypeVar("T")
 Write: TypeAlias = Callable[[Partition], tuple[int, int]]
 Results: TypeAlias = dict[TopicPartition, ProduceResult]
 
+TOO_LARGE, LIST_TOO_LARGE = 10, 18
 UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS, AFTER_APPEND = 3, 6, 7, 19, 20
 FENCED, UNKNOWN_ID, STORAGE_ERROR = 74, 100, 56
 NAMES: Final = {
     NONE: "NONE",
+    TOO_LARGE: "MESSAGE_TOO_LARGE",
+    LIST_TOO_LARGE: "RECORD_LIST_TOO_LARGE",
     UNKNOWN_TOPIC: "UNKNOWN_TOPIC_OR_PARTITION",
     NOT_LEADER: "NOT_LEADER_OR_FOLLOWER",
     TIMED_OUT: "REQUEST_TIMED_OUT",
@@ -171,10 +175,14 @@ class FakeCluster(FakeAcls, FakeGroups):
         self.found: dict[str, Topic] = {}
         self.on_new_partition: Callable[[str, int, Partition], None] = lambda topic, index, partition: None
         self.defaults = dict(SOME_CONFIGS)
+        self.policy: Callable[[str, str, str | None], str | None] = lambda topic, name, value: None
+        """Why the brokers refuse a setting of a topic, if they do."""
         self.broker_defaults = {"transaction.partition.verification.enable": "true", **BROKER_DEFAULTS}
         self.cluster_configs: dict[str, str] = {}
         self.completing: list[str] = []
         """Transactions whose markers are on their way."""
+        self.enforces_limits = False
+        """Batches that are larger than their topic's limits are refused."""
         self.throttles: str | None = None
         self.requests = 0
         self.bursts = 0
@@ -358,13 +366,27 @@ class FakeCluster(FakeAcls, FakeGroups):
         self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
     ) -> bytes:
         await self._request()
-        if topic in self.found:
-            raise KafkaRefused(36, "TOPIC_ALREADY_EXISTS", f"{topic} exists")
+        self._check_new(topic, configs)
         made = self.add_topic(topic, partitions, configs)
         made.replication_factor = replication_factor
         if self.random.random() < self.trouble:
             raise BrokerUnavailable("the answer was lost")
         return made.topic_id
+
+    async def try_topics(self, topics: Collection[NewTopic]) -> Mapping[str, KafkaRefused]:
+        await self._request()
+        refused = {}
+        for topic in topics:
+            try:
+                self._check_new(topic.name, topic.configs)
+            except KafkaRefused as error:
+                refused[topic.name] = error
+        return refused
+
+    def _check_new(self, topic: str, configs: Mapping[str, str]) -> None:
+        if topic in self.found:
+            raise KafkaRefused(36, "TOPIC_ALREADY_EXISTS", f"{topic} exists")
+        self._check_policy(topic, configs)
 
     async def delete_topic(self, topic: str) -> None:
         await self._request()
@@ -374,14 +396,24 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         self._grow(self.found[topic], total)
 
-    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
+    async def alter_topic_configs(
+        self, topic: str, configs: Mapping[str, str | None], validate_only: bool = False
+    ) -> None:
         await self._request()
+        self._check_policy(topic, configs)
+        if validate_only:
+            return
         for name, value in configs.items():
             if value is None:
                 self.found[topic].configs.pop(name, None)
             else:
                 self.found[topic].configs[name] = value
         self._configure(self.found[topic])
+
+    def _check_policy(self, topic: str, configs: Mapping[str, str | None]) -> None:
+        for setting in configs.items():
+            if (why := self.policy(topic, *setting)) is not None:
+                raise KafkaRefused(44, "POLICY_VIOLATION", why)
 
     async def broker_configs(self, name: str) -> Mapping[int, str | None]:
         await self._request()
@@ -505,6 +537,8 @@ class FakeProduceConnection:
         partition = topic.partitions[place[1]]
         if partition.leader != self._broker_id:
             return ProduceResult(NOT_LEADER, NAMES[NOT_LEADER], -1, "")
+        if (code := self._too_large(topic, write)) != NONE:
+            return ProduceResult(code, NAMES[code], -1, "")
         if fate == "refused":
             code = NOT_ENOUGH_REPLICAS if acks_all else STORAGE_ERROR
             return ProduceResult(code, NAMES[code], -1, "")
@@ -518,6 +552,14 @@ class FakeProduceConnection:
             code = self._cluster.random.choice((TIMED_OUT, AFTER_APPEND))
             base_offset = -1
         return ProduceResult(code, NAMES[code], base_offset, "")
+
+    def _too_large(self, topic: Topic, write: Write) -> int:
+        if not self._cluster.enforces_limits or not isinstance(write, partial) or write.func is not _produced:
+            return NONE
+        (data,), limits = write.args, {**self._cluster.defaults, **topic.configs}
+        if len(data) > int(limits["max.message.bytes"]):
+            return TOO_LARGE
+        return LIST_TOO_LARGE if len(data) > int(limits.get("segment.bytes", 2**30)) else NONE
 
     def close(self) -> None:
         self._closed = True

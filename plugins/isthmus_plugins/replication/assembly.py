@@ -187,6 +187,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         service=service,
         observing=LinkObserving(context.link_observers, service.statuses, context.clock, context.supervision),
     )
+    follower_end.on_limits_raised = follower_topics.settings.raised
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came
     leader_end.on_confirmed = sync.on_stream

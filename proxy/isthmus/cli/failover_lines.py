@@ -62,10 +62,21 @@ def failed_over(report: dict[str, Any]) -> Iterator[str]:
     if missing:
         yield ""
         yield from missing
+    yield from refused_settings(report)
     kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
     if kept:
         yield ""
         yield f"The source never told its settings of these; they keep a follower's: {', '.join(kept)}"
+
+
+def refused_settings(report: dict[str, Any]) -> Iterator[str]:
+    """What the brokers refuse, or would refuse, of what topics had at the source."""
+    if refused := [setting for each in report["namespaces"] for setting in each["settings_refused"]]:
+        yield ""
+        yield (
+            "the brokers here would refuse:" if report["dry_run"] else "refused by the brokers here, to be set by hand:"
+        )
+        yield from refused
 
 
 def _until(claim: dict[str, Any]) -> tuple[str | None, str | None]:

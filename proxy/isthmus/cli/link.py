@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
-from isthmus.cli.failover_lines import failed_over, heard, moment
+from isthmus.cli.failover_lines import failed_over, heard, moment, refused_settings
 from isthmus.cli.namespace import TypeOption
 from isthmus.cli.operation import follow
 from isthmus.cli.output import (
@@ -612,7 +612,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
                 ("offsets topic", f"{o['topic']} ({o['role']}), {o['form']}{_of_groups(o['groups'])}")
                 for o in link["offsets_topics"]
             ),
-            *(("warning", text) for text in link["group_warnings"]),
+            *(("warning", text) for text in (*link["group_warnings"], *link["settings_kept"])),
         ]
     )
     yield from loss_lines([link])
@@ -656,6 +656,7 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "not drained:"
         yield from missing
+    yield from refused_settings(report)
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
@@ -699,7 +700,10 @@ def _attached(result: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield from columns(
             ("TOPIC", "SOURCE_TOPIC", "ACTION", "RECORDS_LOST", "REASON"),
-            ((t["topic"], t["source_topic"], t["action"], t["records_lost"], t["reason"]) for t in result["topics"]),
+            (
+                (t["topic"], t["source_topic"], t["action"], t["records_lost"], t["reason"] or t["settings_refused"])
+                for t in result["topics"]
+            ),
         )
     if result["groups"]:
         yield ""

@@ -516,6 +516,10 @@ def test_topics_show_provenance_and_refusals() -> None:
         ]
         topic = (await rest.client.get("/v1/topics/orders-eu")).json()
         assert topic["overrides"] == {"retention.ms": "-1"}
+        assert (topic["reason"], topic["message"]) == (None, None)
+        rest.links.settings_reasons["orders-eu"] = Reason("TARGET_REFUSES_SETTINGS", "too short")
+        lacking = (await rest.client.get("/v1/topics/orders-eu")).json()
+        assert (lacking["reason"], lacking["message"]) == ("TARGET_REFUSES_SETTINGS", "too short")
         (described,) = topic["partitions"]
         assert described["partition"] == 0
         (origin,) = described["provenance"]

@@ -289,7 +289,7 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     dry = run(*attach, "--truncate-target", "--dry-run", url=admin.url)
     assert dry.exit_code == 0
     assert 'orders- (leader) would be attached to a-to-b, remote ""' in dry.stdout
-    assert re.search(r"^orders-eu +orders-eu +truncate +7", dry.stdout, re.MULTILINE)
+    assert re.search(r"^orders-eu +orders-eu +truncate +7 +the target refuses settings of", dry.stdout, re.MULTILINE)
     ok(run(*attach, "--on-source-loss", "hold", "-o", "json", url=admin.url))
     asked = [(each.remote, each.truncate_target, each.dry_run, each.on_source_loss) for each in admin.links.attached]
     assert asked == [("", False, False, None), ("", True, True, None), ("", False, False, "hold")]
@@ -400,7 +400,9 @@ def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
     report = ok(run(*command, "-o", "json", url=admin.url))
     assert [each["promoted"] for each in report["namespaces"]] == [True, True]
     assert admin.links.calls == [("promote", "a-to-b", [("topic", "orders-"), ("consumer-group", "app-")])]
-    assert re.search(r"^topic +orders- ", run(*command, "--dry-run", url=admin.url).stdout, re.MULTILINE)
+    planned = run(*command, "--dry-run", url=admin.url).stdout
+    assert re.search(r"^topic +orders- ", planned, re.MULTILINE)
+    assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in planned
     assert run("link", "promote", "a-to-b", url=admin.url).exit_code == 2
 
 
@@ -413,6 +415,7 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     assert re.search(r"^orders-eu +0 +7 +2025-10-09T08:53:20\+00:00 +12s", printed, re.MULTILINE)
     assert re.search(r"^orders-eu +1 +3 +- +- +not known", printed, re.MULTILINE)
     assert "keep a follower's: orders-eu" in printed
+    assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in printed
     assert "heard 12.4s ago" in printed
     printed = run("link", "failover", "a-to-b", "--local-group", "orders-", "--dry-run", url=admin.url).stdout
     assert "acked to groups of orders- before 2025-10-09T08:53:20+00:00 is here" in printed

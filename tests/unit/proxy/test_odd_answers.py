@@ -16,7 +16,14 @@ from isthmus import cluster_access
 from isthmus.cluster_access import ClusterAccess
 from isthmus.kafka import group_existence
 from isthmus.kafka.client import ClusterClient
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, FetchPartition, KafkaRefused, TransactionMarkers
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    CommittedOffset,
+    FetchPartition,
+    KafkaRefused,
+    NewTopic,
+    TransactionMarkers,
+)
 from isthmus_protocol.messages import RequestHead
 from isthmus_protocol.schema import ApiKey
 
@@ -55,6 +62,7 @@ ASKED: Final[dict[str, Callable[[ClusterAccess], Awaitable[Any]]]] = {
     "topic_configs": lambda cluster: cluster.topic_configs("t"),
     "effective_configs": lambda cluster: cluster.effective_configs(["t"]),
     "create_topic": lambda cluster: cluster.create_topic("t", 1, 1, {}),
+    "try_topics": lambda cluster: cluster.try_topics([NewTopic("t", 1, 1, {})]),
     "delete_topic": lambda cluster: cluster.delete_topic("t"),
     "delete_topic_id": lambda cluster: cluster.delete_topic_id(TOPIC_ID.bytes),
     "create_partitions": lambda cluster: cluster.create_partitions("t", 2),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -68,7 +68,13 @@ class FollowerEnd(Part):
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         self._writers: dict[int, Writers] = {}
-        self._prerequisites = Prerequisites(context, self._tasks, self.proceed, self.report_appended)
+        self._prerequisites = Prerequisites(
+            context,
+            self._tasks,
+            self.proceed,
+            self.report_appended,
+            lambda topic, limits: self.on_limits_raised(topic, limits),
+        )
         self._seen: tuple[object, ...] = (None, None, None)
         self._alone_from = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
@@ -76,6 +82,8 @@ class FollowerEnd(Part):
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
         self.on_stored: Callable[[TopicPartition, int], None] = not_joined
         """Called when a partition (topic and index) has more: where what its in-sync replicas have ends."""
+        self.on_limits_raised: Callable[[str, Mapping[str, str]], None] = not_joined
+        """Called before a topic gets larger limits of batches than its source has: with these."""
         self.awaits: Callable[[Peer, int], bool] = not_joined
         """Whether the decision of a producer's transaction came over a connection and is not durable yet."""
         self.batches_appended = 0

@@ -92,6 +92,8 @@ class Step(enum.Enum):
     """Record :attr:`FollowerLog.due_epoch`."""
     TAKE_KEYLESS = "take keyless"
     """Have the topic take records without a key, which a compacted one refuses."""
+    RAISE_LIMITS = "raise limits"
+    """Have the topic take a batch of :attr:`FollowerLog.refused_bytes`, which is larger than it may have now."""
     TRIM = "trim"
     """Delete what is before :attr:`FollowerLog.trim_to`."""
     ASK_ENDED = "ask ended"
@@ -202,6 +204,7 @@ class FollowerLog:
         "numbering",
         "queued_bytes",
         "reason",
+        "refused_bytes",
         "renumbering",
         "source_end",
         "source_start",
@@ -250,6 +253,8 @@ class FollowerLog:
         """Whether a transaction of tombstones is open."""
         self._keyless = False
         """Whether the next record has no key, and the topic does not take it."""
+        self.refused_bytes = 0
+        """Size of the next batch, if the topic does not take one so large."""
         self._records_max = FILLER_TOMBSTONES_MAX
         """Of a batch that is made here: fewer, where the target finds more too large."""
         self.state = LogState.RESUMING
@@ -379,6 +384,8 @@ class FollowerLog:
             return Step.RECORD_EPOCH
         if self._keyless:
             return Step.TAKE_KEYLESS
+        if self.refused_bytes:
+            return Step.RAISE_LIMITS
         if self.trim_to is not None:
             return Step.TRIM
         has_gap = self._gap_end() > self.end
@@ -819,6 +826,16 @@ class FollowerLog:
         operation = self._landed()
         self._records_max = max(1, (operation.next_offset - operation.first_offset) // 2)
         self._runs.clear()
+
+    def refused_large(self, size: int) -> None:
+        """The broker finds the batch that was under way too large, and it cannot be divided: nothing is sent before
+        :meth:`takes_large`. ``size``: its bytes."""
+        self.not_written()
+        self.refused_bytes = size
+
+    def takes_large(self) -> None:
+        """The topic takes larger batches now."""
+        self.refused_bytes = 0
 
     def unknown(self) -> None:
         """The fate of what was under way is not known: nothing is sent before :meth:`resume`."""

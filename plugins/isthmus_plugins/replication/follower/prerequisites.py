@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from isthmus_control.commands import CompactFollowerTopic, PartitionEpoch, RecordSourceEpochs
@@ -21,7 +21,14 @@ from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S,
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.transaction_verification import ASK
 from isthmus_plugins.replication.link import calls, reasons
-from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, OVERRIDES, is_compacted
+from isthmus_plugins.replication.logs import topic_settings
+from isthmus_plugins.replication.logs.topic_settings import (
+    CLEANUP_POLICY,
+    FROZEN,
+    MESSAGE_BYTES_MAX,
+    OVERRIDES,
+    is_compacted,
+)
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS
 
@@ -44,14 +51,16 @@ class Prerequisites:
         tasks: Tasks,
         proceed: Callable[[FollowerStream], None],
         resumed: Callable[[FollowerStream], None],
+        limits_raised: Callable[[str, Mapping[str, str]], None],
     ) -> None:
         """``proceed`` is called when something was done for a stream, or cannot be; ``resumed`` when its position was
-        read again.
+        read again; ``limits_raised`` before a topic gets larger limits of batches.
         """
         self._context = context
         self._tasks = tasks
         self._proceed = proceed
         self._resumed = resumed
+        self._limits_raised = limits_raised
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
 
@@ -66,6 +75,8 @@ class Prerequisites:
                 self._start_once(stream, step, self._resume)
             case Step.TAKE_KEYLESS:
                 self._start_once(stream, step, self._uncompact)
+            case Step.RAISE_LIMITS:
+                self._start_once(stream, step, self._raise_limits)
             case Step.TRIM:
                 self._start_once(stream, step, self._trim)
             case Step.ASK_ENDED:
@@ -73,9 +84,10 @@ class Prerequisites:
 
     async def leave(self, stream: FollowerStream) -> None:
         """Return when the topic's settings are not being changed for a stream that has ended."""
-        if (changing := stream.under_way.get(Step.TAKE_KEYLESS)) is not None:
-            # Else its settings might come after a promotion's.
-            await asyncio.wait([changing])
+        for step in (Step.TAKE_KEYLESS, Step.RAISE_LIMITS):
+            if (changing := stream.under_way.get(step)) is not None:
+                # Else its settings might come after a promotion's.
+                await asyncio.wait([changing])
 
     def _start_once(
         self, stream: FollowerStream, step: Step, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]
@@ -214,6 +226,46 @@ class Prerequisites:
                     f"{CLEANUP_POLICY}={OVERRIDES[CLEANUP_POLICY]} cannot be set: {why}",
                 )
                 await asyncio.sleep(RETRY_S)
+
+    async def _raise_limits(self, stream: FollowerStream) -> None:
+        """Have a topic take a batch that is larger than its source's limits, which were lowered since.
+
+        They stay larger while it follows. One that is frozen for a truncation stays so.
+        """
+        cluster, follower_log = self._context.cluster, stream.follower_log
+        while follower_log.next_step() is Step.RAISE_LIMITS:
+            needed: dict[str, str] = {}
+            try:
+                own = await cluster.topic_configs(stream.topic)
+                effective = {name: value for name, (value, _) in own.items()}
+                if self._is_frozen(stream) or effective.get(MESSAGE_BYTES_MAX) == FROZEN:
+                    follower_log.stop(stream.trouble or StopReason(ReasonCode.TRUNCATING, "it is being truncated"))
+                    return
+                if needed := topic_settings.lower_than(effective, follower_log.refused_bytes):
+                    check_lease(self._context)
+                    if follower_log.ended:  # what a promotion sets stays
+                        return
+                    self._limits_raised(stream.topic, needed)
+                    await cluster.alter_topic_configs(stream.topic, needed)
+                    log.warning("limits of batches raised", extra={"topic": stream.topic, "settings": needed})
+                await asyncio.sleep(SETTINGS_SPREAD_S)
+                follower_log.takes_large()
+            except (BrokerUnavailable, KafkaRefused) as error:
+                why = str(error)
+                if isinstance(error, KafkaRefused):
+                    why = reasons.refused(error, "AlterConfigs", f"topic {stream.topic}")
+                settings = ", ".join(f"{name}={value}" for name, value in needed.items()) or "its limits"
+                stream.trouble = StopReason(
+                    ReasonCode.TARGET_REFUSES_SETTINGS,
+                    f"the batch at offset {follower_log.end} has {follower_log.refused_bytes} bytes, more than "
+                    f"{stream.topic} takes, and {settings} cannot be set: {why}",
+                )
+                await asyncio.sleep(RETRY_S)
+
+    def _is_frozen(self, stream: FollowerStream) -> bool:
+        """Whether nobody may append to a topic now: it is truncated, and the stream does not refill the new one."""
+        truncation = self._context.control.state.truncations.get(stream.topic)
+        return truncation is not None and not truncation.follows and truncation.new_topic_id != stream.topic_id
 
     async def _resume(self, stream: FollowerStream) -> None:
         """The fate of a request is unknown: wait until it can no longer land, read the log end, go on from there."""

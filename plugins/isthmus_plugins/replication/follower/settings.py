@@ -13,7 +13,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
-from isthmus_plugins.replication.logs import topic_settings
+from isthmus_plugins.replication.logs import setting_changes, topic_settings
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -38,10 +38,48 @@ class FollowerSettings:
         """By topic: why it does not have the source's settings."""
         self.waiting: dict[str, Reason] = {}
         """By topic: what it will have of the source's settings by itself, and when."""
+        self._raised: dict[str, dict[str, str]] = {}
+        """By topic: the limits of batches that it needs to be larger than its source's."""
+        self._lacks: dict[str, frozenset[str]] = {}
+        """By topic: the settings that its brokers refuse."""
 
     def overrides(self, local: str) -> Mapping[str, str]:
         """The settings that a topic has instead of its source's because it follows."""
         return self._overrides(local, {}) if self._following(local) is not None else {}
+
+    def reason(self, local: str) -> Reason | None:
+        """Why a topic does not have its source's settings, if it is known not to."""
+        if self._following(local) is None:
+            return None
+        return self.refused.get(local) or self.waiting.get(local)
+
+    def raised(self, local: str, limits: Mapping[str, str]) -> None:
+        """A topic has larger limits than its source now, since it has to take a batch that is larger than these."""
+        self._raised[local] = {**self._raised.get(local, {}), **limits}
+
+    def made(self, local: str) -> None:
+        """A topic is being made: nothing is amiss with it, and it needs nothing more than its source has now."""
+        self.has_without(local, {})
+        self._raised.pop(local, None)
+
+    def has_without(self, local: str, refused: Mapping[str, KafkaRefused]) -> Reason | None:
+        """A topic has the source's settings, but for those that its brokers refuse, if any; why it lacks these."""
+        self._lacks[local] = frozenset(refused)
+        if not refused:
+            self.refused.pop(local, None)
+            del self._lacks[local]
+            return None
+        reason = self.refused[local] = reasons.settings_refused(local, refused)
+        return reason
+
+    def to_record(self, local: str, source: Mapping[str, str]) -> dict[str, str]:
+        """What the control log gets to know of the source's settings: of limits of batches, those that it has taken."""
+        lacks = self._lacks.get(local, frozenset())
+        return {
+            name: value
+            for name, value in topic_settings.overridden(source).items()
+            if name not in lacks or name not in topic_settings.LIMITS
+        }
 
     def filling(self, local: str) -> int | None:
         """What stands for the time since when a topic is not compacted here; None: it is, or never will be."""
@@ -72,6 +110,7 @@ class FollowerSettings:
         if effective is None:
             return self._unreadable(local)
         await self._decide_compaction(local, source, found.filled_since.get(local))
+        self._keep_raised(local, source, effective)
         refused = await self._alter(source, existing, effective)
         await self._record(local, source)
         return refused
@@ -155,37 +194,38 @@ class FollowerSettings:
         else:
             self.waiting.pop(local, None)
 
+    def _keep_raised(self, local: str, source: Mapping[str, str], effective: Mapping[str, str | None]) -> None:
+        """Leave limits of batches that are larger than the source's: another proxy, or a process before, raised them.
+
+        Unless the source's are not those that were recorded: what it has now comes first.
+        """
+        record = self._following(local)
+        known = {} if record is None else record.settings
+        same = [name for name in topic_settings.LIMITS if name in source and known.get(name) == source[name]]
+        larger = {name: value for name in same if (value := effective.get(name)) and int(value) > int(source[name])}
+        if larger:
+            self.raised(local, larger)
+
     async def _alter(
         self, source: Mapping[str, str], existing: TopicInfo, effective: Mapping[str, str | None]
     ) -> Reason | None:
         """Give a follower topic the settings that its source has now; why the brokers refuse, if they do."""
         local, factor = existing.name, existing.replication_factor
         if topic_settings.follows(effective, source, factor, self._overrides(local, source)):
-            self.refused.pop(local, None)
-            return None
+            return self.has_without(local, {})
         own = await self._context.cluster.topic_configs(local)
         changes = topic_settings.changes(own, await self.wanted(local, source, factor))
         truncation = self._context.control.state.truncations.get(local)
         if truncation is not None and not truncation.follows:  # it is frozen, or not there, and gets them back
             return None
-        try:
-            await self._context.cluster.alter_topic_configs(local, changes)
-        except KafkaRefused as error:
-            # Its records can follow all the same.
-            why = reasons.refused(error, "AlterConfigs", f"topic {local}")
-            reason = Reason(
-                ReasonCode.TARGET_REFUSES_SETTINGS,
-                f"the target refuses settings of {local} ({', '.join(sorted(changes))}): {why}",
-            )
-            self.refused[local] = reason
-            return reason
-        self.refused.pop(local, None)
-        log.info("follower topic configured", extra={"topic": local, "settings": sorted(changes)})
-        return None
+        refused = await setting_changes.change(self._context.cluster, local, changes)
+        if made := sorted(changes.keys() - refused.keys()):
+            log.info("follower topic configured", extra={"topic": local, "settings": made})
+        return self.has_without(local, refused)  # its records can follow all the same
 
     async def _record(self, local: str, source: Mapping[str, str]) -> None:
         """Have the control log know what a topic gets back when it follows no more, also when its source is gone."""
-        record, settings = self._following(local), topic_settings.overridden(source)
+        record, settings = self._following(local), self.to_record(local, source)
         if record is None or record.settings == settings:
             return
         body = SetFollowerTopic(
@@ -206,7 +246,9 @@ class FollowerSettings:
         if copy is not None:
             return topic_settings.offsets_overrides(copy, source)
         record = self._following(local)
-        return topic_settings.overrides(record is not None and record.compacts)
+        raised = self._raised.get(local, {})
+        larger = {name: value for name, value in raised.items() if int(value) > int(source.get(name, "0"))}
+        return {**topic_settings.overrides(record is not None and record.compacts), **larger}
 
     def _following(self, local: str) -> FollowerTopic | None:
         """What the control log has of a topic that follows."""

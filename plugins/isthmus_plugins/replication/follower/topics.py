@@ -31,7 +31,7 @@ from isthmus_control.model import (
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower import topic_plans
@@ -41,7 +41,7 @@ from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.logs import topic_settings
+from isthmus_plugins.replication.logs import setting_changes, topic_settings
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -89,7 +89,7 @@ class FollowerTopics(Part):
                 name = wanted.topic
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
-                    refused = None
+                    refused = self.settings.refused.get(local) if created else None
                     if wanted.configs is not None and local in topics:
                         refused = await self.settings.follow(wanted.configs, topics[local], found)
                 except Refusal as refusal:
@@ -222,14 +222,29 @@ class FollowerTopics(Part):
 
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)
+        self.settings.made(local)
         cluster = self._context.cluster
         factor = min(wanted.replication_factor, await cluster.broker_count())
-        topic_id = await cluster.create_topic(
-            local, wanted.partitions, factor, await self.settings.wanted(local, wanted.configs or {}, factor)
+        topic_id = await self._create_with(
+            NewTopic(local, wanted.partitions, factor, await self.settings.wanted(local, wanted.configs or {}, factor))
         )
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
         await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
+
+    async def _create_with(self, topic: NewTopic) -> bytes:
+        """Create a topic, without those of its settings that the brokers refuse; its id."""
+        cluster = self._context.cluster
+        try:
+            return await cluster.create_topic(*topic)
+        except KafkaRefused:
+            taken, refused = await setting_changes.creatable(cluster, topic, topic_settings.OVERRIDES)
+            if not refused:
+                raise
+            log.warning("follower topic created without", extra={"topic": topic.name, "settings": sorted(refused)})
+            topic_id = await cluster.create_topic(*topic._replace(configs=taken))
+            self.settings.has_without(topic.name, refused)
+            return topic_id
 
     async def _lose(self, agreed: TopicInfo) -> None:
         """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
@@ -269,7 +284,11 @@ class FollowerTopics(Part):
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
         configs = await self.settings.wanted(local, wanted.configs or {}, existing.replication_factor)
-        await cluster.alter_topic_configs(local, topic_settings.changes(await cluster.topic_configs(local), configs))
+        changes = topic_settings.changes(await cluster.topic_configs(local), configs)
+        refused = await setting_changes.change(cluster, local, changes)
+        if without := next((error for name, error in refused.items() if name in topic_settings.OVERRIDES), None):
+            raise without
+        self.settings.has_without(local, refused)
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
 
@@ -368,7 +387,7 @@ class FollowerTopics(Part):
                 topic_state,
                 None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
                 reason,
-                topic_settings.overridden(wanted.configs or {}),
+                self.settings.to_record(local, wanted.configs or {}),
             )
         )
 

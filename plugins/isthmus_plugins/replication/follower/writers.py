@@ -40,6 +40,7 @@ from isthmus_protocol.error_codes import (
     NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     NOT_LEADER_OR_FOLLOWER,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
+    RECORD_LIST_TOO_LARGE,
     REQUEST_TIMED_OUT,
     THROTTLING_QUOTA_EXCEEDED,
     TRANSACTION_COORDINATOR_FENCED,
@@ -82,6 +83,8 @@ _FATE_UNKNOWN: Final = frozenset(
         UNKNOWN_SERVER_ERROR,
     }
 )
+_TOO_LARGE: Final = frozenset({MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE})
+"""Larger than the topic's ``max.message.bytes``, or its ``segment.bytes``: the source has lowered that since."""
 _DOUBTFUL: Final = frozenset({OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID})
 """Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
 
@@ -429,11 +432,15 @@ class Writer:
         elif code in _FATE_UNKNOWN:
             stream.trouble = objection
             follower_log.unknown()
-        elif code == MESSAGE_TOO_LARGE and isinstance(operation, Append) and operation.divisible:
+        elif code in _TOO_LARGE and isinstance(operation, Append) and operation.divisible:
             follower_log.too_large()
         elif stream.refusals >= REFUSALS_MAX:
             follower_log.not_written()
             follower_log.stop(objection)
+        elif code in _TOO_LARGE and isinstance(operation, Append):
+            stream.trouble = objection
+            stream.refusals += 1
+            follower_log.refused_large(len(operation.data))
         elif code == INVALID_RECORD and isinstance(operation, Append) and _is_keyless(operation) and not stream.is_copy:
             stream.trouble = objection
             stream.refusals += 1

@@ -162,6 +162,9 @@ class LedTopic:
     partitions: int
     predecessors: tuple[Predecessor, ...] = ()
     """Which topics it succeeded, oldest first."""
+    replication_factor: int | None = field(default=None, metadata=LEFT_OUT)
+    configs: Mapping[str, str] | None = field(default=None, metadata=LEFT_OUT)
+    """Its settings, where the follower's brokers are asked whether they would take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ class PlannedTopic:
     topic_id: str | None = None
     records_lost: int = 0
     reason: str | None = None
+    settings_refused: str | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +291,8 @@ class LedTopics(Question[LedTopicsAnswer]):
     METHOD = "led_topics"
 
     prefix: str
+    settings: bool | None = field(default=None, metadata=LEFT_OUT)
+    """With their settings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ SOURCE_TRUNCATED, of a source that is truncated itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from isthmus_control.model import FollowerTopic, Reason
@@ -68,6 +69,19 @@ def refused(error: KafkaRefused, operation: str, resource: str) -> str:
     if error.error_code not in _NOT_AUTHORIZED:
         return str(error)
     return f"{error} (the proxy's own identity needs ALLOW {operation} on {resource})"
+
+
+def settings_refused(topic: str, refused: Mapping[str, KafkaRefused]) -> Reason:
+    """Why a topic does not have some settings: what its brokers said, by setting."""
+    names = ", ".join(sorted(refused))
+    message = f"the target refuses settings of {topic} ({names}): {why_refused(topic, refused)}"
+    return Reason(ReasonCode.TARGET_REFUSES_SETTINGS, message)
+
+
+def why_refused(topic: str, settings: Mapping[str, KafkaRefused]) -> str:
+    """What the brokers said of some settings of a topic, each once."""
+    whys = (refused(error, "AlterConfigs", f"topic {topic}") for _, error in sorted(settings.items()))
+    return "; ".join(dict.fromkeys(whys))
 
 
 def deleted(source_topic: str, topic: str) -> str:

@@ -10,11 +10,14 @@ from isthmus_control.model import OffsetsCopy, OffsetsForm
 NOT_COPIED: Final = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
 """Settings that are about the brokers of one cluster."""
 FOREVER: Final = str(2**63 - 1)
+TIMESTAMP_DIFFERENCE: Final = "message.timestamp.difference.max.ms"
+"""Brokers before 4.0 go by it where the two that came in its place have their defaults."""
 OVERRIDES: Final[Mapping[str, str]] = {
     "compression.type": "producer",
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": FOREVER,
     "message.timestamp.after.max.ms": FOREVER,
+    TIMESTAMP_DIFFERENCE: FOREVER,
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "cleanup.policy": "delete",
@@ -24,6 +27,14 @@ OVERRIDES: Final[Mapping[str, str]] = {
 Of a compacted source, ``cleanup.policy`` is :data:`COMPACTED` once the topic was filled.
 """
 
+MESSAGE_BYTES_MAX: Final = "max.message.bytes"
+LIMITS: Final = (MESSAGE_BYTES_MAX, "segment.bytes")
+"""Settings that say how large a batch may be. A source's log may hold larger ones, from before they were lowered: while
+a topic follows they are raised where it has to take one."""
+LIMIT_MAX: Final = 2**31 - 1
+FROZEN: Final = "0"
+"""As ``max.message.bytes``, it keeps everybody from appending to a topic: clients, transaction coordinators, us."""
+
 CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACTED: Final = "compact,delete"
 """The policy of a follower whose own cleaner compacts it.
@@ -32,6 +43,17 @@ COMPACTED: Final = "compact,delete"
 """
 ENCRYPTED_GROWTH: Final = 4
 """How much larger a batch of small records may become when they are encrypted one by one."""
+
+
+def limit_for(size: int) -> int:
+    """What a limit is raised to for a batch of ``size`` bytes: a power of two, so that it is not raised for each."""
+    return min(1 << (size - 1).bit_length(), LIMIT_MAX)
+
+
+def lower_than(effective: Mapping[str, str | None], size: int) -> dict[str, str]:
+    """The limits that keep a topic with these effective settings from a batch of ``size`` bytes, and what they need."""
+    found = {name: effective.get(name) for name in LIMITS}
+    return {name: str(limit_for(size)) for name, value in found.items() if value is not None and int(value) < size}
 
 
 def is_compacted(configs: Mapping[str, str | None]) -> bool:
@@ -66,8 +88,37 @@ def copied(effective: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def overridden(source: Mapping[str, str]) -> dict[str, str]:
-    """What a source has for those settings that are overridden while its topic is followed."""
-    return {name: source[name] for name in OVERRIDES if name in source}
+    """What a source has for those settings that are, or may be, overridden while its topic is followed."""
+    return {name: source[name] for name in (*OVERRIDES, *LIMITS) if name in source}
+
+
+def given_back(source: Mapping[str, str], own: Described) -> dict[str, str | None]:
+    """How a topic that follows no more comes to have what its source had in place of overrides; None removes one.
+
+    ``source``: that, or nothing, for the target's defaults. ``own``: what the topic has.
+    """
+    if source and TIMESTAMP_DIFFERENCE not in source:  # its brokers do not know that limit
+        source = {**source, TIMESTAMP_DIFFERENCE: FOREVER}
+    found: dict[str, str | None] = {}
+    for name in OVERRIDES.keys() & own.keys():
+        effective, inherited = own[name]
+        value = source.get(name, inherited)
+        if effective != value:
+            found[name] = None if inherited == value else value
+    for name in LIMITS:
+        (effective, inherited), value = own.get(name, (None, None)), source.get(name)
+        if value is not None and effective is not None and int(effective) > int(value):
+            found[name] = None if inherited == value else value
+    return found
+
+
+def kept(effective: Mapping[str, str | None], source: Mapping[str, str], compacts: bool) -> dict[str, str]:
+    """The overrides that a topic with these effective settings still has, where its source had something else."""
+    return {
+        name: value
+        for name, value in overrides(compacts).items()
+        if name in source and _same(name, effective.get(name), value) and not _same(name, source[name], value)
+    }
 
 
 def follows(

@@ -29,6 +29,7 @@ from isthmus_plugins.links import (
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import check_access
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.setting_plans import note_refused
 from isthmus_plugins.replication.follower.topic_plans import Refusal
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
@@ -38,6 +39,7 @@ from isthmus_plugins.replication.leader.target_topics import predecessors
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.features import SOURCE_LOSSES
+from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -85,7 +87,8 @@ class Attaching:
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
             self._commands.would_append(here)
-            topics = await self.led_topics(request.local) if kind is ResourceType.TOPIC else ()
+            led = kind is ResourceType.TOPIC
+            topics = await self.led_topics(request.local, request.dry_run) if led else ()
             question = calls.PlanAttach(
                 kind,
                 request.remote,
@@ -106,7 +109,8 @@ class Attaching:
                 on_source_loss=on_source_loss,
             )
             led = kind is ResourceType.TOPIC
-            topics = (await self._commands.call(link_name, calls.LedTopics(request.remote))).topics if led else ()
+            asked = calls.LedTopics(request.remote, request.dry_run or None)
+            topics = (await self._commands.call(link_name, asked)).topics if led else ()
             plans, verification = await self._plan(here, topics, request.truncate_target)
             groups = await self._plan_groups(link_name, kind, request.local, request.remote)
         result = AttachResult(
@@ -236,6 +240,9 @@ class Attaching:
                 if name is not None:
                     plan, _ = await self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
                     plans.append(plan)
+            said = {name: each for each in led if each.configs and (name := mapping.local_name(each.topic)) is not None}
+            if said:
+                await note_refused(self._context, plans, said, topics)
         except KafkaRefused as error:
             raise OperationError(
                 "BROKER_REFUSED", f"the follower's brokers refuse what this proxy needs of them: {error}", 409
@@ -263,19 +270,40 @@ class Attaching:
             plans.append(GroupPlan(group=name, source_group=sources[name], positions_replaced=replaced))
         return plans
 
-    async def led_topics(self, prefix: str) -> tuple[calls.LedTopic, ...]:
+    async def led_topics(self, prefix: str, settings: bool = False) -> tuple[calls.LedTopic, ...]:
         """This cluster's topics of a namespace, as the follower's end plans with them."""
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
         topics = await self._commands.asked(self._context.cluster.topics())
-        return tuple(
-            calls.LedTopic(topic.name, _text(topic), len(topic.partitions), predecessors(self._context, topic))
+        led = [
+            topic
             for topic in topics.values()
             if (not topic.internal and mapping.remote_name(topic.name) is not None)
             or topic.name == prefix == OFFSETS_TOPIC  # which no namespace holds
+        ]
+        configs = await self._commands.asked(self._settings(led)) if settings else {}
+        return tuple(
+            calls.LedTopic(
+                topic.name,
+                _text(topic),
+                len(topic.partitions),
+                predecessors(self._context, topic),
+                topic.replication_factor,
+                configs.get(topic.name),
+            )
+            for topic in led
         )
 
+    async def _settings(self, topics: Sequence[TopicInfo]) -> dict[str, dict[str, str]]:
+        """What topics have as their settings. Raises BrokerUnavailable, KafkaRefused."""
+        found: dict[str, dict[str, str]] = {}
+        for start in range(0, len(topics), topic_settings.DESCRIBED_AT_ONCE):
+            some = [topic.name for topic in topics[start : start + topic_settings.DESCRIBED_AT_ONCE]]
+            _, described = await self._context.cluster.effective_configs(some)
+            found |= {name: topic_settings.copied(effective) for name, effective in (described or {}).items()}
+        return found
+
     async def on_led_topics(self, connection: LinkConnection, question: calls.LedTopics) -> calls.LedTopicsAnswer:
-        topics = await self._commands.for_peer(self.led_topics(question.prefix))
+        topics = await self._commands.for_peer(self.led_topics(question.prefix, bool(question.settings)))
         return calls.LedTopicsAnswer(topics, tuple(sorted(self._context.control.state.truncations)))
 
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:

@@ -60,6 +60,9 @@ class Failovers:
         if not request.dry_run and not reachable:
             await self._leases_over(link.name)
         reports = {key: await self._look(link, key) for key in keys}
+        if request.dry_run:
+            for each in reports.values():
+                await self._promotions.try_settings(link.name, each, {}, without_source=True)
         peer = self._peer(link.name)
         report = FailoverReport(
             link_name=link.name,

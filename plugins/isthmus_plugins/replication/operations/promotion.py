@@ -12,7 +12,8 @@ with what
 5. All that is attached still is detached, the source's ends first.
 6. Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
    them.
-7. Topics get the source's settings instead of the overrides.
+7. Topics get the source's settings instead of the overrides; one that the brokers refuse keeps nothing from being
+   promoted, and shows until somebody sets it (``kept_settings``).
 8. The reservations are cleared, and the record with them.
 
 A failover (``failover``) is recorded as decided, and goes on from step 5 without the source.
@@ -50,7 +51,7 @@ from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed
 from isthmus_plugins.replication.in_doubt.resolution import Ended, Resolution
 from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
-from isthmus_plugins.replication.logs import topic_settings
+from isthmus_plugins.replication.logs import setting_changes, topic_settings
 from isthmus_plugins.replication.operations.commands import Call
 from isthmus_plugins.tasks import Tasks
 
@@ -120,6 +121,11 @@ class Promotions:
         """Promote these namespaces, or say what keeps them from it. Raises OperationError."""
         async with self._lock:
             reports = [await self._look(link, wanted) for wanted in namespaces]
+            if dry_run:
+                for wanted, report in zip(namespaces, reports, strict=True):
+                    if not report.begun:
+                        values = await self._source_settings(link, _key(wanted))
+                        await self.try_settings(link.name, report, values)
             blocked = [reason for report in reports for reason in report.missing]
             result = PromoteReport(link_name=link.name, dry_run=dry_run, drained=not blocked, namespaces=reports)
             if dry_run:
@@ -215,16 +221,19 @@ class Promotions:
         """Record all at once, so that all of it ends promoted, or none, whoever dies from here on."""
         settings: dict[str, dict[str, str]] = {}
         for key in keys:
-            mapping = link.mapping(*key)
-            if mapping is not None and mapping.type is ResourceType.TOPIC:
-                said = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
-                for source, values in said.topics.items():
-                    name = mapping.local_name(source)
-                    if name is not None:
-                        settings[name] = dict(values)
+            settings |= await self._source_settings(link, key)
         ours = self._context.incarnation
         await self._append(BeginPromotion(link.name, *keys[0], settings, ours, tuple(keys[1:])))
         log.info("promotion begun", extra={"link": link.name, "namespaces": [str(key) for key in keys]})
+
+    async def _source_settings(self, link: Link, key: NamespaceKey) -> dict[str, dict[str, str]]:
+        """By topic of a namespace: what its source has for what is overridden here. Raises OperationError."""
+        mapping = link.mapping(*key)
+        if mapping is None or mapping.type is not ResourceType.TOPIC:
+            return {}
+        said = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
+        names = {source: mapping.local_name(source) for source in said.topics}
+        return {name: dict(said.topics[source]) for source, name in names.items() if name is not None}
 
     async def without_source(
         self, link_name: str, keys: Sequence[NamespaceKey], reports: Mapping[NamespaceKey, PromotedNamespace]
@@ -303,22 +312,25 @@ class Promotions:
                     await self._call(promotion.link, _detached(mapping))
                 await self._detach_here(link, mapping)
         await self._enforced()  # whoever detached it may have been killed before it had waited for that
-        ended = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
+        made = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
         await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
         await self._promoted()
         for key in promotion.keys:
             extra = {"link": promotion.link, "namespace": key.prefix, "failover": promotion.without_source}
-            log.info("namespace promoted", extra=extra | ended[key]._asdict())
+            ended, settings_refused = made[key]
+            log.info("namespace promoted", extra=extra | ended._asdict())
             if (report := reports.get(key)) is not None:
                 report.promoted = True
-                report.transactions_ended, report.transactions_committed = sum(ended[key]), ended[key].committed
+                report.transactions_ended, report.transactions_committed = sum(ended), ended.committed
+                report.settings_refused = settings_refused
 
-    async def _make_own(self, promotion: Promotion) -> Ended:
-        """End what is open in a namespace, and give its topics their settings; how many transactions that were.
+    async def _make_own(self, promotion: Promotion) -> tuple[Ended, list[str]]:
+        """End what is open in a namespace, and give its topics their settings.
 
-        Groups come after topics: what decided transactions have committed in them has its records then.
+        How many transactions that were, and which settings the brokers refuse. Groups come after topics: what decided
+        transactions have committed in them has its records then.
         """
-        ended = Ended()
+        ended, refused = Ended(), list[str]()
         try:
             stored = await self._ends.stored(promotion.link)
             if promotion.type is ResourceType.CONSUMER_GROUP:
@@ -332,11 +344,13 @@ class Promotions:
                 await self._stopped([(records[each.name], each) for each in topics if each.name in records])
                 for topic in topics:
                     ended += await self._ends.end(await self._markers(topic, stored))
-                    await self._restore(promotion, topic.name)
+                    values = promotion.settings.get(topic.name)
+                    values = self._after(topic.name, promotion.link, values, promotion.without_source)
+                    refused += await self._restore(topic.name, values)
                 await self._prepare_transactions()
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
-        return ended
+        return ended, refused
 
     async def _prepare_transactions(self) -> None:
         """Have transactional producers that move here told by a coordinator that it does not know them."""
@@ -437,27 +451,59 @@ class Promotions:
             for topic in topics
         }
 
-    async def _restore(self, promotion: Promotion, topic: str) -> None:
-        """Give a topic that followed the source's values of what was overridden; without a source, the defaults."""
+    async def try_settings(
+        self,
+        link_name: str,
+        report: PromotedNamespace,
+        settings: Mapping[str, Mapping[str, str]],
+        without_source: bool = False,
+    ) -> None:
+        """Add what the brokers would refuse of what topics get. ``settings``: by topic, as the source said them.
+
+        Raises OperationError.
+        """
+        try:
+            for name in report.topics:
+                values = self._after(name, link_name, settings.get(name), without_source)
+                report.settings_refused += await self._restore(name, values, validate_only=True)
+        except BrokerUnavailable as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+
+    def _after(
+        self, topic: str, link_name: str, said: Mapping[str, str] | None, without_source: bool
+    ) -> Mapping[str, str] | None:
+        """What a topic gets for what was overridden in it, where that is not the default; None: all stays as it is.
+
+        ``said``: what the source said, when it was asked last.
+        """
         record = self._context.control.state.follower_topics.get(topic)
-        followed = record is not None and record.link == promotion.link
-        settings = promotion.settings.get(topic)
-        if promotion.without_source:
-            # What the source did not send stays: a default might delete what is here.
-            if settings is None and record is not None and followed:
-                settings = dict(record.settings) or None
-            followed = False
-        if settings is None and not followed:
-            return  # it never followed
-        own = await self._context.cluster.topic_configs(topic)
-        changes: dict[str, str | None] = {}
-        for name in topic_settings.OVERRIDES.keys() & own.keys():
-            effective, inherited = own[name]
-            value = inherited if settings is None else settings.get(name, inherited)
-            if effective != value:
-                changes[name] = None if inherited == value else value
-        if changes:
-            await self._context.cluster.alter_topic_configs(topic, changes)
+        followed = record is not None and record.link == link_name
+        if said is not None:  # a source of before does not say all that is overridden here
+            return {**record.settings, **said} if record is not None and followed else said
+        if without_source and record is not None and followed:
+            return record.settings or None  # what the source did not send stays: a default might delete what is here
+        return {} if followed and not without_source else None  # None: it never followed
+
+    async def _restore(self, topic: str, values: Mapping[str, str] | None, validate_only: bool = False) -> list[str]:
+        """Give a topic that followed other values of what was overridden, or the defaults; what the brokers refuse.
+
+        That is one line, or none. Raises BrokerUnavailable.
+        """
+        if values is None:
+            return []
+        try:
+            own = await self._context.cluster.topic_configs(topic)
+        except KafkaRefused as error:
+            return [f"{topic}: {reasons.refused(error, 'DescribeConfigs', f'topic {topic}')}"]
+        changes = topic_settings.given_back(values, own)
+        refused = await setting_changes.change(self._context.cluster, topic, changes, validate_only)
+        if not refused:
+            return []
+        settings = ", ".join(f"{name}={changes[name] or own[name][1]}" for name in sorted(refused))
+        found = f"{topic}: {settings}: {reasons.why_refused(topic, refused)}"
+        if not validate_only:
+            log.warning("settings of a promoted topic refused", extra={"topic": topic, "detail": found})
+        return [found]
 
 
 def doubted(record: FollowerTopic) -> list[str]:

@@ -7,10 +7,11 @@ fails, the first is undone, and what cannot be undone is visible as a state with
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from isthmus_control.commands import AlterLink
-from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role
+from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -37,6 +38,7 @@ from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.creation import LinkCreation
 from isthmus_plugins.replication.operations.failover import Failovers
+from isthmus_plugins.replication.operations.kept_settings import KeptSettings
 from isthmus_plugins.replication.operations.mode import LinkModes
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
@@ -48,6 +50,8 @@ from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.status.truncations import truncation_statuses
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
+
+log = logging.getLogger("isthmus_plugins.replication")
 
 
 class LinkService(Part):
@@ -88,6 +92,7 @@ class LinkService(Part):
             commands.would_append,
         )
         self.creation = LinkCreation(context, commands, peers, self.offsets_topics, self.attaching.detach_here)
+        self._kept_settings = KeptSettings(context)
         self._decisions = TopicDecisions(context, follower_topics, commands.call, commands.append)
         self._promotions = Promotions(
             context,
@@ -114,6 +119,7 @@ class LinkService(Part):
             shared_settings,
             told_losses,
             lambda: self._promotions.trouble,
+            self._kept_settings.of,
         )
         self._acknowledging = Acknowledging(commands, told_losses)
         self._modes = LinkModes(
@@ -129,9 +135,11 @@ class LinkService(Part):
 
     def start(self) -> None:
         self._promotions.start()
+        self._kept_settings.start()
 
     async def stop(self) -> None:
         await self._promotions.stop()
+        await self._kept_settings.stop()
 
     def answers(self) -> Sequence[Answering]:
         return (
@@ -238,6 +246,10 @@ class LinkService(Part):
     async def _promoted(self) -> None:
         """A promotion has ended: offsets could be committed until then."""
         await self._commands.enforced()
+        try:
+            await self._kept_settings.look()
+        except (BrokerUnavailable, KafkaRefused) as error:  # it is looked again by itself
+            log.warning("settings of promoted topics not read", extra={"detail": str(error)})
         await self.attaching.verification_as_agreed("promoted")
 
     async def _compare_groups(self, link: Link) -> list[links.GroupVerdict]:
@@ -321,6 +333,10 @@ class LinkService(Part):
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
         return self._follower_topics.settings.overrides(topic)
+
+    def topic_settings_reason(self, topic: str) -> Reason | None:
+        """Why a local topic does not have its source's settings, or still has those of a follower."""
+        return self._follower_topics.settings.reason(topic) or self._kept_settings.reason(topic)
 
     # ---- verify ----
 

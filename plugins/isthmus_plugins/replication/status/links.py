@@ -57,6 +57,7 @@ class LinkStatuses:
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
         trouble: Callable[[], str | None],
+        settings_kept: Callable[[str], list[str]],
     ) -> None:
         """``trouble``: what keeps a promotion from going on."""
         self._context = context
@@ -73,6 +74,7 @@ class LinkStatuses:
         self._shared_settings = shared_settings
         self._told_losses = told_losses
         self._trouble = trouble
+        self._settings_kept = settings_kept
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -118,6 +120,7 @@ class LinkStatuses:
             partitions=partitions,
             groups=groups,
             group_warnings=self._group_statuses.warnings(link),
+            settings_kept=self._settings_kept(link.name),
             source_losses=self._told_losses.of(link),
             source_losses_left_off=self._told_losses.left_off(link.name),
         )
@@ -235,8 +238,7 @@ class LinkStatuses:
         refused = self._follower_topics.refused.get(stream.topic)
         topic_settings = self._follower_topics.settings
         record = self._context.control.state.follower_topics.get(stream.topic)
-        settings = topic_settings.refused.get(stream.topic) or topic_settings.waiting.get(stream.topic)
-        settings = settings or reasons.doubted(record, stream.partition)
+        settings = topic_settings.reason(stream.topic) or reasons.doubted(record, stream.partition)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)
         if reason is not None:

@@ -29,10 +29,11 @@ from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
 from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner, Ownership
 from isthmus_plugins.replication.truncation.salvage import remove_unfinished
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
-from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, TruncationSteps, views_of
+from isthmus_plugins.replication.truncation.steps import TruncationSteps, views_of
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 from isthmus_protocol.records import BatchError

@@ -55,6 +55,8 @@ class Spool:
         self._name = truncation.spool(attempt)
         self._partitions = len(truncation.partitions)
         self._topic: TopicInfo | None = None
+        self.largest = 0
+        """Bytes of the largest batch that was put in."""
 
     # ---- the topic ----
 
@@ -89,6 +91,7 @@ class Spool:
         batches = 0
         async for batch, _, _ in read_batches(self._context, topic, cut.partition, cut.log_start, cut.offset):
             batches += 1
+            self.largest = max(self.largest, len(batch))
             if value and len(value) + len(batch) > VALUE_BYTES:
                 await self._append(cut.partition, bytes(value))
                 value.clear()

@@ -24,7 +24,7 @@ from isthmus_control.truncations import (
     Truncation,
     TruncationPhase,
 )
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -32,7 +32,8 @@ from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY
+from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, FROZEN, MESSAGE_BYTES_MAX, Described
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.truncation.group_offsets import GroupOffsets
 from isthmus_plugins.replication.truncation.ownership import HeldUp, Ownership
@@ -47,14 +48,15 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 REFILLED_AT_ONCE: Final = 8
 """Partitions."""
+NAME_MAX: Final = 249
+"""Of a topic: Kafka's own limit."""
+REFILL_PAUSE_MAX_S: Final = 30.0
+"""Between two refills in vain: the first pause is a second, and each one twice as long as that before it."""
 IDLE_TRIES_MAX: Final = 30
 ENFORCE_TIMEOUT_S: Final = 60.0
 """How long the other proxies may take to keep clients waiting, before the step fails."""
 POLL_S: Final = 0.1
 CATCH_UP_POLL_S: Final = 0.5
-MESSAGE_BYTES_MAX: Final = "max.message.bytes"
-FROZEN: Final = "0"
-"""As ``max.message.bytes``, it keeps everybody from appending to a topic: clients, transaction coordinators, us."""
 FREEZING: Final = {MESSAGE_BYTES_MAX: FROZEN, CLEANUP_POLICY: "delete"}
 """Nothing is appended, and no cleaner takes anything out."""
 _P = TruncationPhase
@@ -286,10 +288,38 @@ class TruncationSteps:
         }
         if truncation.message_bytes_max is not None:
             own[MESSAGE_BYTES_MAX] = truncation.message_bytes_max
+        own = await self._creatable(truncation, info, own, configs, spool.largest)
         await spool.put_manifest(Manifest(len(truncation.cuts), info.replication_factor, own, tuple(digests), offsets))
         if await self._unchanged(truncation) is not None:
             layout = TopicLayout(info.replication_factor, own, len(offsets))
             await self._ownership.advance(truncation, _P.RECREATING, attempt=attempt, layout=layout)
+
+    async def _creatable(
+        self, truncation: Truncation, info: TopicInfo, own: dict[str, str], configs: Described, largest: int
+    ) -> dict[str, str]:
+        """The settings with which the topic is made anew, once the brokers say that it can be. Raises HeldUp else.
+
+        ``own``: those that it has, ``configs``: and what it would have without. ``largest``: bytes of the largest batch
+        that it is refilled with, which may be more than its limits are by now.
+        """
+        effective = {name: own.get(name, inherited) for name, (_, inherited) in configs.items()}
+        raised = topic_settings.lower_than(effective, largest)
+        needed = {*topic_settings.OVERRIDES, *raised}
+        # Under another name: this one is taken still.
+        name = f"{truncation.topic[: NAME_MAX - 10]}-{truncation.topic_id[:8]}"
+        topic = NewTopic(name, len(truncation.partitions), info.replication_factor, own | raised)
+        try:
+            taken, refused = await setting_changes.creatable(self._context.cluster, topic, needed)
+        except KafkaRefused as error:
+            if error.error_code not in setting_changes.OF_SETTINGS:
+                return own | raised  # of the other name, which nobody may be allowed to create
+            raise HeldUp(
+                ReasonCode.TARGET_REFUSES_SETTINGS,
+                f"the brokers would not make {truncation.topic} again as it is, so it is not deleted: {error}",
+            ) from error
+        if refused:
+            log.warning("made anew without settings", extra={"topic": truncation.topic, "settings": sorted(refused)})
+        return dict(taken)
 
     async def _delete_spools(self, truncation: Truncation) -> None:
         """Delete the spools of all attempts, and return when they are gone."""
@@ -377,6 +407,8 @@ class TruncationSteps:
                     )
         except RefillFailed as error:
             log.error("topic not refilled", extra={"topic": truncation.topic, "detail": str(error)})
+            # It may fail for ever.
+            await asyncio.sleep(min(2.0 ** min(truncation.refills_failed, 10), REFILL_PAUSE_MAX_S))
             await self._ownership.advance(truncation, _P.RECREATING, refill_failure=str(error))
             return
         await self._ownership.advance(truncation, _P.RESTORING)

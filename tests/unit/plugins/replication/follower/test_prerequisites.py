@@ -38,7 +38,7 @@ from isthmus_control.model import TRANSACTION_VERIFICATION, FollowerTopic, Resou
 from isthmus_control.outcome import Accepted, Outcome
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, ProducerState
-from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Mark, Numbering, Step, StopReason
+from isthmus_plugins.replication.follower.log import Append, FollowerLog, LogState, Mark, Numbering, Step, StopReason
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.prerequisites import RETRY_S, Prerequisites
 from isthmus_plugins.replication.follower.stream import FollowerStream
@@ -88,7 +88,14 @@ class Scene:
         self.went_on: list[tuple[int, Step]] = []
         """By partition: what was next when something was done, or could not be."""
         self.resumed: list[FollowerStream] = []
-        self.prerequisites = Prerequisites(self.context, self.tasks, self.proceed, self.resumed.append)
+        self.prerequisites = Prerequisites(
+            self.context,
+            self.tasks,
+            self.proceed,
+            self.resumed.append,
+            lambda topic, limits: self.raised.append((topic, limits)),
+        )
+        self.raised: list[Any] = []
 
     async def _answer(self, connection: object, question: calls.EndedTransactions) -> Any:
         answer = self.answers.pop(0)
@@ -549,6 +556,67 @@ def test_settings_are_not_changed_for_a_stream_that_ended_while_they_were_read(s
         scene.begin(stream, step=Step.TAKE_KEYLESS)
         await asyncio.sleep(10)
         assert not settings.set
+
+    on_scene(work)
+
+
+# ---- batches that are larger than the topic's limits ----
+
+
+def large(scene: Scene, size: int = 3000) -> FollowerStream:
+    """A stream whose next batch the topic does not take."""
+    stream = scene.stream(0)
+    stream.follower_log.resume(0, 0, {})
+    stream.follower_log.offer(memoryview(batch(0, [b"x" * size])))
+    operation = stream.follower_log.take()
+    assert isinstance(operation, Append)
+    stream.trouble = StopReason(ReasonCode.TARGET_REFUSES_RECORDS, "MESSAGE_TOO_LARGE")
+    stream.follower_log.refused_large(len(operation.data))
+    assert stream.follower_log.take() is None
+    return stream
+
+
+def test_the_limits_that_a_batch_needs_are_raised_and_no_others() -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs |= {"max.message.bytes": "1000", "segment.bytes": "1073741824"}
+        scene.cluster.defaults["segment.bytes"] = "1073741824"
+        stream = large(scene)
+        scene.begin(stream, step=Step.RAISE_LIMITS)
+        await scene.went((0, Step.WRITE))
+        assert scene.topic.configs["max.message.bytes"] == "4096"
+        assert scene.topic.configs["segment.bytes"] == "1073741824"
+        assert scene.raised == [(TOPIC, {"max.message.bytes": "4096"})]
+        assert stream.follower_log.take() is not None
+
+    on_scene(work)
+
+
+def test_limits_that_cannot_be_raised_are_told_of_and_tried_again() -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs["max.message.bytes"] = "1000"
+        scene.cluster.policy = lambda topic, name, value: "at most 2000"
+        stream = large(scene)
+        scene.begin(stream, step=Step.RAISE_LIMITS)
+        told = await scene.told(stream, "at most 2000")
+        assert told.code == ReasonCode.TARGET_REFUSES_SETTINGS
+        assert "max.message.bytes=4096" in told.message
+        scene.cluster.policy = lambda topic, name, value: None
+        await scene.went((0, Step.WRITE))
+
+    on_scene(work)
+
+
+def test_a_frozen_topic_stays_frozen() -> None:
+    """Another proxy truncates it, and this one has not heard of that."""
+
+    async def work(scene: Scene) -> None:
+        scene.topic.configs["max.message.bytes"] = "0"
+        stream = large(scene)
+        scene.begin(stream, step=Step.RAISE_LIMITS)
+        await scene.went((0, Step.REPORT_END))
+        assert stream.reason is not None
+        assert stream.reason.code == ReasonCode.TARGET_REFUSES_RECORDS
+        assert scene.topic.configs["max.message.bytes"] == "0"
 
     on_scene(work)
 

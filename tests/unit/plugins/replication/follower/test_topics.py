@@ -31,6 +31,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
 
 LOCAL, SOURCE = "remote-t", "local-t"
 SOURCE_ID, ANOTHER_ID, THIRD_ID = (str(uuid.UUID(int=number, version=4)) for number in (1, 2, 3))
@@ -569,7 +570,7 @@ def test_settings_that_the_brokers_refuse_keep_no_record_from_following() -> Non
         assert (await scene.prepare()).ready
         alter = scene.cluster.alter_topic_configs
 
-        async def refuse(topic: str, configs: Mapping[str, str | None]) -> None:
+        async def refuse(topic: str, configs: Mapping[str, str | None], validate_only: bool = False) -> None:
             raise KafkaRefused(44, "POLICY_VIOLATION", "too large")
 
         scene.cluster.alter_topic_configs = refuse  # type: ignore[method-assign]
@@ -583,6 +584,77 @@ def test_settings_that_the_brokers_refuse_keep_no_record_from_following() -> Non
         assert (answer.ready, answer.code) == (True, None)
         assert not scene.topics.settings.refused
         assert scene.found.configs["max.message.bytes"] == "9000000"
+
+    on_cluster(work)
+
+
+def test_a_topic_is_made_without_what_the_brokers_refuse() -> None:
+    """What it is needed with while it follows is never left out."""
+
+    async def work(scene: Scene) -> None:
+        scene.cluster.defaults |= {"segment.bytes": "1073741824"}
+        scene.cluster.policy = lambda topic, name, value: (
+            "at least 1048576" if (name, value) == ("segment.bytes", "100000") else None
+        )
+        small = wanted(configs={**CONFIGS, "max.message.bytes": "9000000", "segment.bytes": "100000"})
+        for _ in range(2):  # that it is told once does not end it
+            answer = await scene.prepare(small)
+            assert (answer.ready, answer.code) == (True, ReasonCode.TARGET_REFUSES_SETTINGS)
+            assert "segment.bytes" in str(answer.message)
+            assert "at least 1048576" in str(answer.message)
+            assert scene.topics.settings.reason(LOCAL) is not None
+        assert "segment.bytes" not in scene.found.configs
+        assert scene.found.configs["max.message.bytes"] == "9000000"
+        assert OVERRIDES.keys() & scene.cluster.defaults.keys() <= scene.found.configs.keys()
+        assert scene.record.state is TopicState.FOLLOWING
+        scene.cluster.policy = lambda topic, name, value: None
+        assert (await scene.prepare(small)).code is None
+        assert scene.found.configs["segment.bytes"] == "100000"
+
+    on_cluster(work)
+
+
+def test_limits_of_batches_that_were_raised_stay_whoever_raised_them() -> None:
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        scene.found.configs["max.message.bytes"] = "8388608"
+        scene.restart()
+        assert (await scene.prepare()).ready
+        assert scene.found.configs["max.message.bytes"] == "8388608"
+        assert scene.topics.settings.overrides(LOCAL)["max.message.bytes"] == "8388608"
+        scene.restart()
+        lowered = wanted(configs={**CONFIGS, "max.message.bytes": "1000"})
+        assert (await scene.prepare(lowered)).ready
+        assert scene.found.configs["max.message.bytes"] == "1000"
+        assert "max.message.bytes" not in scene.topics.settings.overrides(LOCAL)
+        higher = wanted(configs={**CONFIGS, "max.message.bytes": "9999999"})
+        assert (await scene.prepare(higher)).ready
+        assert scene.found.configs["max.message.bytes"] == "9999999"
+
+    on_cluster(work)
+
+
+def test_a_topic_that_is_there_follows_without_what_the_brokers_refuse() -> None:
+    async def work(scene: Scene) -> None:
+        scene.cluster.add_topic(LOCAL, configs={"max.message.bytes": "5000000"})
+        scene.cluster.policy = lambda topic, name, value: "not smaller" if name == "max.message.bytes" else None
+        for _ in range(2):
+            answer = await scene.prepare(wanted(configs={**CONFIGS, "max.message.bytes": "1000"}))
+            assert (answer.ready, answer.code) == (True, ReasonCode.TARGET_REFUSES_SETTINGS)
+        assert scene.found.configs["max.message.bytes"] == "5000000"
+        assert scene.found.configs["retention.ms"] == "-1"
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("name", ["retention.ms", "cleanup.policy"])
+def test_a_topic_is_not_made_without_what_a_follower_needs(name: str) -> None:
+    async def work(scene: Scene) -> None:
+        scene.cluster.policy = lambda topic, setting, value: "not for you" if setting == name else None
+        answer = await scene.prepare()
+        assert (answer.ready, answer.code) == (False, ReasonCode.TARGET_TOPIC_NOT_CREATED)
+        assert "not for you" in str(answer.message)
+        assert LOCAL not in scene.cluster.found
 
     on_cluster(work)
 

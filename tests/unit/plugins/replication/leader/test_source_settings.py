@@ -152,7 +152,7 @@ def test_settings_that_the_target_refuses_show_and_records_go_on() -> None:
     async def work(replicas: Replicas) -> None:
         alter = replicas.b.alter_topic_configs
 
-        async def refuse(topic: str, configs: Any) -> None:
+        async def refuse(topic: str, configs: Any, validate_only: bool = False) -> None:
             raise KafkaRefused(44, "POLICY_VIOLATION", "not so many bytes")
 
         replicas.b.alter_topic_configs = refuse  # type: ignore[method-assign]
@@ -223,7 +223,7 @@ def test_what_is_decided_does_not_flap_when_connections_and_proxies_go() -> None
         altered: list[Any] = []
         alter = replicas.b.alter_topic_configs
 
-        async def watched(topic: str, configs: Any) -> None:
+        async def watched(topic: str, configs: Any, validate_only: bool = False) -> None:
             altered.append(configs)
             await alter(topic, configs)
 
@@ -270,7 +270,7 @@ def test_a_target_that_refuses_the_policy_shows_and_goes_on() -> None:
         await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
         alter = replicas.b.alter_topic_configs
 
-        async def refuse(topic: str, configs: Any) -> None:
+        async def refuse(topic: str, configs: Any, validate_only: bool = False) -> None:
             raise KafkaRefused(29, "TOPIC_AUTHORIZATION_FAILED", "")
 
         replicas.b.alter_topic_configs = refuse  # type: ignore[method-assign]

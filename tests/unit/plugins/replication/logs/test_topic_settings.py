@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus_plugins.replication.logs.topic_settings import NOT_COPIED, OVERRIDES, changes, copied, follows, wanted
+from isthmus_plugins.replication.logs.topic_settings import (
+    NOT_COPIED,
+    OVERRIDES,
+    changes,
+    copied,
+    follows,
+    given_back,
+    wanted,
+)
 
 DEFAULTS = {
     "cleanup.policy": ("delete", "delete"),
@@ -38,6 +46,21 @@ def test_no_more_replicas_in_sync_than_there_are(theirs: str, replicas: int, our
     effective = {"min.insync.replicas": ours}
     assert follows(effective, {"min.insync.replicas": theirs}, replicas)
     assert not follows({"min.insync.replicas": "3"}, {"min.insync.replicas": theirs}, replicas)
+
+
+def test_the_limit_of_older_brokers_is_overridden_and_given_back() -> None:
+    """Kafka 3.9 goes by it where the newer ones have their defaults, which is what they are overridden with."""
+    limit, forever = "message.timestamp.difference.max.ms", str(2**63 - 1)
+    newer = {"message.timestamp.before.max.ms": forever}
+    defaults = dict.fromkeys((limit, *newer), (forever, forever))
+    assert wanted({**newer, limit: "60000"}, defaults, 1)[limit] == forever
+    assert wanted({**newer, limit: "60000"}, {limit: ("60000", "60000")}, 1)[limit] == forever
+    assert limit not in wanted({**newer, limit: "60000"}, {"retention.ms": ("1", "1")}, 1)
+    own = {limit: (forever, "60000")}
+    assert given_back({**newer, limit: "70000"}, own) == {limit: "70000"}
+    assert given_back({**newer, limit: "60000"}, own) == {limit: None}
+    assert given_back({}, own) == {limit: None}
+    assert given_back(newer, own) == {}, "the source has no such limit"
 
 
 def test_changes_set_and_remove() -> None:

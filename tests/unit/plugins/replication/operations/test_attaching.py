@@ -142,6 +142,37 @@ def test_the_follower_is_attached_before_the_leader_and_detached_after_it_whoeve
     on_link(work)
 
 
+@pytest.mark.parametrize("request_", [LEADS, FOLLOWS], ids=["leader", "follower"])
+def test_a_dry_run_says_which_settings_would_be_refused(request_: links.Attach) -> None:
+    async def work(scene: Scene) -> None:
+        a, b = scene.replicas.a, scene.replicas.b
+        for cluster in (a, b):
+            cluster.defaults |= {"segment.bytes": "1073741824"}
+        for name in ("new", "there", "lost"):
+            a.add_topic("m-" + name, configs={"segment.bytes": "100000"})
+        a.add_topic("m-fine", configs={"segment.bytes": "5000000"})
+        a.add_topic("m-never")
+        b.add_topic("s-there")
+        b.add_topic("s-lost").partitions[0].write_values(b"other")
+        b.policy = lambda topic, name, value: (
+            "no such names" if topic == "s-never" else "too small" if value == "100000" else None
+        )
+        before = scene.seen()
+        result = await scene.attach(request_, dry_run=True, truncate_target=True)
+        assert scene.seen() == before
+        told = {each.topic: (each.action, each.settings_refused, each.reason) for each in result.topics}
+        why = "the target refuses settings of s-{} (segment.bytes): POLICY_VIOLATION: too small"
+        assert told == {
+            "s-new": ("create", why.format("new"), None),
+            "s-there": ("follow", why.format("there"), None),
+            "s-lost": ("truncate", why.format("lost"), None),
+            "s-fine": ("create", None, None),
+            "s-never": ("create", None, "the target refuses the topic: POLICY_VIOLATION: no such names"),
+        }
+
+    on_link(work)
+
+
 def copy_end(scene: Scene) -> int:
     end: int = scene.replicas.b.partition("s-t").end
     return end

@@ -85,6 +85,21 @@ def test_the_source_is_not_asked_and_its_settings_are_restored() -> None:
     on_following(work)
 
 
+def test_a_setting_that_is_refused_keeps_nothing_from_becoming_writable() -> None:
+    async def work(two: Two) -> None:
+        await source_lost(two)
+        two.clusters["B"].policy = lambda topic, name, value: "at least a day" if value == "5" else None
+        refused = ["r-t: retention.ms=5: POLICY_VIOLATION: at least a day"]
+        assert (await fail_over(two, DRY)).namespaces[0].settings_refused == refused
+        (report,) = (await fail_over(two)).namespaces
+        assert (report.promoted, report.settings_refused) == (True, refused)
+        assert promoted(two)
+        assert settings(two) == SOURCES | {"retention.ms": "-1"}
+        assert two.b.links.topic_settings_reason("r-t") is not None
+
+    on_following(work)
+
+
 def test_it_goes_on_although_the_source_is_reachable_where_that_is_said() -> None:
     async def work(two: Two) -> None:
         report = await fail_over(two, Failover(although_reachable=True))

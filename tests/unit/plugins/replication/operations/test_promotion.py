@@ -56,6 +56,43 @@ def test_drained_it_becomes_a_topic_like_the_source_had() -> None:
     on_following(work)
 
 
+SETTINGS = "r-t: retention.ms=5: POLICY_VIOLATION: at least a day"
+
+
+def refusing(two: Two) -> None:
+    """Two more topics; the target's policy refuses a setting of one of the three."""
+    for name in ("l-before", "l-z"):
+        two.clusters["A"].add_topic(name, configs={"retention.ms": "86400000"})
+    two.clusters["B"].policy = lambda topic, name, value: (
+        "at least a day" if (topic, name, value) == ("r-t", "retention.ms", "5") else None
+    )
+
+
+def test_a_setting_that_is_refused_keeps_nobody_from_becoming_writable() -> None:
+    async def work(two: Two) -> None:
+        refusing(two)
+        await two.until("all follow", lambda: len(two.controls["B"].state.histories) == 3)
+        assert (await promote(two.b, dry_run=True)).namespaces[0].settings_refused == [SETTINGS]
+        target = two.clusters["B"]
+        assert {target.found[name].configs["retention.ms"] for name in ("r-before", "r-t", "r-z")} == {"-1"}
+        (report,) = (await promote(two.b)).namespaces
+        assert (report.promoted, report.settings_refused) == (True, [SETTINGS])
+        assert promoted(two)
+        found = {name: target.found[name].configs for name in ("r-before", "r-t", "r-z")}
+        assert [each["retention.ms"] for each in found.values()] == ["86400000", "-1", "86400000"]
+        assert found["r-t"]["compression.type"] == "gzip"
+        # It shows until somebody has decided, whichever proxy is asked.
+        reason = two.b.links.topic_settings_reason("r-t")
+        assert reason is not None
+        assert "retention.ms=-1 (its source: 5)" in reason.message
+        assert two.b.status().settings_kept == [reason.message]
+        assert two.b.links.topic_settings_reason("r-z") is None
+        target.found["r-t"].configs["retention.ms"] = "86400000"
+        await two.until("it shows no more", lambda: not two.b.status().settings_kept, 15)
+
+    on_following(work)
+
+
 def test_what_is_missing_is_named_and_nothing_changes() -> None:
     async def work(two: Two) -> None:
         two.clusters["A"].completing.append("payments")

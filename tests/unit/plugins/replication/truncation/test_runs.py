@@ -34,6 +34,7 @@ from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected
+from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
 from isthmus_plugins.replication.truncation.ownership import HeldUp
 from isthmus_plugins.replication.truncation.runs import (
     HELD_UP_RETRY_S,
@@ -43,7 +44,7 @@ from isthmus_plugins.replication.truncation.runs import (
     Truncations,
 )
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
-from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, TruncationSteps
+from isthmus_plugins.replication.truncation.steps import TruncationSteps
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 

@@ -39,12 +39,13 @@ from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import StopReason
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
 from isthmus_plugins.replication.status.truncations import truncation_metrics, truncation_statuses
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
-from isthmus_plugins.replication.truncation.ownership import NotOwner
+from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner
 from isthmus_plugins.replication.truncation.runs import Truncations
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
-from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, TruncationSteps
+from isthmus_plugins.replication.truncation.steps import TruncationSteps
 
 TOPIC = "remote-t"
 P = TruncationPhase
@@ -267,6 +268,40 @@ def test_a_log_that_is_cleaned_while_it_is_spooled_is_compared_again(monkeypatch
         monkeypatch.setattr(scene.steps, "_digest", cleaned)
         await scene.steps._spool(before)
         assert scene.now.phase is P.COMPARING
+
+    on_scene(monkeypatch, work)
+
+
+def test_what_cannot_be_made_again_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs |= {MESSAGE_BYTES_MAX: FROZEN, "retention.ms": "-1", "delete.retention.ms": "5"}
+        before = scene.at(P.SPOOLING)
+        scene.cluster.policy = lambda topic, name, value: (
+            "not for ever" if value == "-1" and not topic.startswith("__") else None
+        )
+        with pytest.raises(HeldUp, match="is not deleted: POLICY_VIOLATION: not for ever"):
+            await scene.steps._spool(before)
+        assert scene.now.phase is P.SPOOLING
+        assert scene.cluster.found[TOPIC] is scene.topic
+        # What it can do without keeps it from nothing.
+        scene.cluster.policy = lambda topic, name, value: "too short" if value == "5" else None
+        await scene.steps._spool(scene.now)
+        assert scene.now.phase is P.RECREATING
+        assert scene.now.layout is not None
+        assert scene.now.layout.configs == {"retention.ms": "-1"}
+
+    on_scene(monkeypatch, work)
+
+
+def test_it_is_made_anew_with_limits_that_its_largest_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        scene.cluster.defaults |= {MESSAGE_BYTES_MAX: "50", "segment.bytes": "1048576"}
+        await scene.steps._spool(scene.at(P.SPOOLING))
+        layout = scene.now.layout
+        assert layout is not None
+        assert layout.configs[MESSAGE_BYTES_MAX] == "128"
+        assert "segment.bytes" not in layout.configs
 
     on_scene(monkeypatch, work)
 
