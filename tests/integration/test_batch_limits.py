@@ -8,7 +8,7 @@ from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import KafkaCluster
 
-pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("stories", of="batches beyond limits")]
+pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("stories", of="settings that are refused")]
 LOWERED = {"max.message.bytes": "1000000", "segment.bytes": "1048576"}
 
 

@@ -403,6 +403,7 @@ def test_a_subscriber_that_fails_stops_the_proxy(broker: KafkaCluster) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.one_in_ci("stories", of="lost control topics")
 def test_kill_freeze_and_restart_of_brokers(kafka_cluster: Clusters) -> None:
     """Commands go on through faults of the log's leader; each counts once, and leases are kept or taken again."""
     cluster = kafka_cluster(brokers=3, name="control-faults")

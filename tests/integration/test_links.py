@@ -69,7 +69,10 @@ def test_effective_configuration_is_the_sources_but_for_the_overrides(link: Link
     until("the follower is there", lambda: link.b.topics().get(target) == 3)
     theirs, ours = link.a.topic_config(source), link.b.topic_config(target)
     assert {name for name in theirs if theirs[name] != ours[name]} <= set(OVERRIDES)
-    assert {name: ours[name] for name in OVERRIDES} == dict(OVERRIDES)
+    # One is of 3.9 alone.
+    assert {name: ours[name] for name in OVERRIDES if name in ours} == {
+        name: value for name, value in OVERRIDES.items() if name in theirs
+    }
     assert ours["segment.bytes"] == "20000000"
 
 

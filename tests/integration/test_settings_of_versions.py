@@ -12,7 +12,7 @@ from support.kafka import Clusters
 from support.links import Linked, Side, linked, until
 from support.source_topics import alter_topic
 
-pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("stories", of="settings of versions")]
+pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("stories", of="settings that are refused")]
 OLD: Final = "3.9.2"
 DIFFERENCE: Final = "message.timestamp.difference.max.ms"
 
