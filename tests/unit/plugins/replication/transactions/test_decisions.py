@@ -25,6 +25,7 @@ from isthmus_plugins.replication.transactions.marker_gate import UNDECIDED_S
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, TransactionState
@@ -252,6 +253,23 @@ def test_a_decision_that_is_refused_ends_the_connection_and_goes_over_the_next_o
         await source.until("it is sent again", lambda: source.connection.decided, 1.0)
         source.connection.answer()
         await source.until("it is answered", lambda: ended(answer) is not None, 1.0)
+        assert ended(answer) == 0
+
+    on_source(work)
+
+
+def test_a_commit_of_offsets_over_a_link_without_groups_is_acked_when_its_records_are_there() -> None:
+    """An exactly-once application whose groups are not replicated."""
+
+    async def work(source: Source) -> None:
+        source.cluster.add_topic(OFFSETS_TOPIC)
+        await begun(source, PLACE, (OFFSETS_TOPIC, 0))
+        record(source, TransactionState.PREPARE_COMMIT, PLACE, (OFFSETS_TOPIC, 0))
+        answer = end_txn(source)
+        await source.until("it is sent", lambda: source.connection.decided, 1.0)
+        assert set(ends_of(source.connection.decided[0])) == {"remote-t"}
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(answer) is not None, 0.5)
         assert ended(answer) == 0
 
     on_source(work)
