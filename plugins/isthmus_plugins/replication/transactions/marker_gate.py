@@ -234,21 +234,23 @@ class MarkerGate:
         bound_s = UNDECIDED_S if in_vain else HELD_BACK_S
         return "carries out waits for what was aborted before it" if now - waiting.since > bound_s else None
 
-    def _cannot_go_on(self, key: LinkPartition, passed: frozenset[LinkPartition] = frozenset()) -> bool:
+    def _cannot_go_on(self, key: LinkPartition) -> bool:
         """Whether the other side gets no more of a partition unless some marker goes without its decision: its stream
-        waits at one for what stands behind it, or behind one that waits for this."""
-        stream = next((each for each in self._undecided if each.key == key), None)
-        if stream is None:
-            return False
-        waiting, pushed = self._undecided[stream], self._pushed.get(key)
-        if pushed is not None and pushed.acked < waiting.offset:
-            return False
-        if key in passed:
-            return True
-        missing = self._order.missing(key, waiting.producer_id)
-        if not missing or not all(key.link in each.held_back for each in missing):
-            return False
-        return all(self._cannot_go_on(each, passed | {key}) for each in _waited_for(key.link, missing))
+        waits at one for what stands behind it, or behind others that wait so."""
+        undecided = {stream.key: waiting for stream, waiting in self._undecided.items()}
+        seen, unseen = {key}, [key]
+        while unseen:  # each once: they may all wait for each other
+            each = unseen.pop()
+            waiting, pushed = undecided.get(each), self._pushed.get(each)
+            if waiting is None or (pushed is not None and pushed.acked < waiting.offset):
+                return False
+            missing = self._order.missing(each, waiting.producer_id)
+            if not missing or not all(each.link in decision.held_back for decision in missing):
+                return False
+            more = _waited_for(each.link, missing) - seen
+            seen |= more
+            unseen += more
+        return True
 
     def _may_be_unsent(self, stream: OrderedPlace, waiting: _Waiting) -> bool:
         """Whether a marker may carry out a decision that is sent already, or to nobody because of it."""
