@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.control_topics import delete_topic, forget
 from support.power_loss import lose_end
 
-from isthmus.anchor_places import AnchorGroups
 from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, LeaseSpec
 from isthmus.control_topic import PLAIN_BATCH, TOPIC
 from isthmus.kafka.client import ClusterClient, TopicPartition
@@ -52,26 +52,6 @@ def broker() -> Iterator[KafkaCluster]:
     """A cluster of this module's own: it loses power, and strangers write to its control topic."""
     with KafkaCluster(name="control-signing", brokers=1) as cluster:
         yield cluster
-
-
-def forget(cluster: KafkaCluster) -> None:
-    """Make it a cluster that never had a control log."""
-
-    async def run() -> None:
-        async with ClusterClient([cluster.bootstrap_servers]) as client:
-            await delete_topic(client)
-            groups = AnchorGroups(client)._groups
-            for group in await groups.ids():
-                if group.startswith("__isthmus_"):
-                    await groups.delete(group)
-
-    asyncio.run(run())
-
-
-async def delete_topic(client: ClusterClient) -> None:
-    await client.delete_topics([TOPIC])
-    while TOPIC in await client.refresh([TOPIC]):  # noqa: ASYNC110 - nothing tells when a deletion has spread
-        await asyncio.sleep(0.05)
 
 
 def signer_of(cluster: KafkaCluster, key: str = KEY) -> Signer:
