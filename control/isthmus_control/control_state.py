@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
@@ -38,6 +38,9 @@ from isthmus_control.model import (
 )
 from isthmus_control.source_losses import SourceLoss, held_of_topics
 from isthmus_control.truncations import EpochShift, Succession, Truncation
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +181,11 @@ class ControlState:
     def broker_addresses(self) -> dict[int, BrokerClaim]:
         """By broker id, where clients reach it. Brokers that no proxy fronts are missing."""
         return {claim.broker_id: claim for lease in self.proxies.values() for claim in lease.brokers}
+
+
+def changed_keys(before: Mapping[K, V], after: Mapping[K, V]) -> list[K]:
+    """Where two states' tables differ: what is in one alone, or has another value, which is another object."""
+    if before is after:
+        return []
+    gone = [key for key in before if key not in after]
+    return gone + [key for key, value in after.items() if before.get(key) is not value]

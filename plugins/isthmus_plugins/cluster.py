@@ -199,6 +199,9 @@ class ClusterApi(Protocol):
     async def topic(self, name: str) -> TopicInfo | None:
         """One topic, read now; None if there is none."""
 
+    async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
+        """Those of some topics that there are, read now."""
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now."""
 
@@ -247,8 +250,10 @@ class ClusterApi(Protocol):
         Without it they refuse transactional records with a code that clients try again upon.
         """
 
-    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
-        """By setting: (effective value, what it would be without the topic's own setting)."""
+    async def topic_configs(
+        self, topic: str, names: Collection[str] | None = None
+    ) -> Mapping[str, tuple[str | None, str | None]]:
+        """By setting, of these ``names`` or of all: (effective value, what it would be without the topic's own)."""
 
     async def effective_configs(
         self, topics: Sequence[str], known: bytes | None = None

@@ -153,6 +153,14 @@ class ClusterAccess:
             info = (await self._client.refresh([name])).get(name)
         return None if info is None or info.topic_id is None else _topic(info)
 
+    async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
+        """Those of some topics that there are, read now."""
+        if not names:
+            return {}
+        with _ERRORS:
+            found = await self._client.refresh(names)
+        return {name: _topic(info) for name, info in found.items() if info.topic_id is not None}
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now; None if it has none."""
         with _ERRORS:
@@ -163,10 +171,13 @@ class ClusterAccess:
     async def broker_count(self) -> int:
         return len(self._client.brokers)
 
-    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
-        """By setting: (effective value, what it would be without the topic's own)."""
+    async def topic_configs(
+        self, topic: str, names: Collection[str] | None = None
+    ) -> Mapping[str, tuple[str | None, str | None]]:
+        """By setting: (effective value, what it would be without the topic's own). ``names``: of these alone."""
         with _ERRORS:
-            answer = (await self._client.describe_configs(ResourceType.TOPIC, [topic]))[topic]
+            keys = None if names is None else sorted(names)
+            answer = (await self._client.describe_configs(ResourceType.TOPIC, [topic], keys))[topic]
             if answer.error is not None:
                 raise answer.error
         found = {}

@@ -248,19 +248,24 @@ class FakeCluster(FakeAcls, FakeGroups):
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         await self._request()
-        return {
-            name: TopicInfo(
-                name,
-                topic.topic_id,
-                tuple(PartitionInfo(each.leader, each.leader_epoch) for each in topic.partitions),
-                topic.replication_factor,
-                name.startswith("__"),
-            )
-            for name, topic in self.found.items()
-        }
+        return {name: self._info(topic) for name, topic in self.found.items()}
+
+    @staticmethod
+    def _info(topic: Topic) -> TopicInfo:
+        return TopicInfo(
+            topic.name,
+            topic.topic_id,
+            tuple(PartitionInfo(each.leader, each.leader_epoch) for each in topic.partitions),
+            topic.replication_factor,
+            topic.name.startswith("__"),
+        )
 
     async def topic(self, name: str) -> TopicInfo | None:
-        return (await self.topics()).get(name)
+        return (await self.topics_named([name])).get(name)
+
+    async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
+        await self._request()
+        return {name: self._info(self.found[name]) for name in names if name in self.found}
 
     async def leader_of(self, topic: str, partition: int) -> int | None:
         await self._request()
@@ -347,10 +352,13 @@ class FakeCluster(FakeAcls, FakeGroups):
     async def prepare_transactions(self) -> None:
         await self._request()
 
-    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
+    async def topic_configs(
+        self, topic: str, names: Collection[str] | None = None
+    ) -> Mapping[str, tuple[str | None, str | None]]:
         await self._request()
         own = self.found[topic].configs if topic in self.found else {}
-        return {name: (own.get(name, value), value) for name, value in self.defaults.items()}
+        chosen = self.defaults.keys() if names is None else self.defaults.keys() & set(names)
+        return {name: (own.get(name, value), value) for name, value in self.defaults.items() if name in chosen}
 
     async def effective_configs(
         self, topics: Sequence[str], known: bytes | None = None

@@ -14,11 +14,13 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
 from isthmus.kafka.broker_connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, SOFTWARE_NAME, BrokerConnection
+from isthmus.kafka.joined_requests import JoinedRequests
 from isthmus.kafka.results import Broker, PartitionInfo, TopicInfo, TopicPartition
 from isthmus.kafka.security import SecuritySpec
 from isthmus_plugins.clock import monotonic
@@ -69,6 +71,9 @@ _STALE_METADATA: Final = frozenset(
     }
 )
 """Read the metadata again, and try again."""
+
+
+_Kinds: TypeAlias = dict[tuple[object, ...], JoinedRequests[Any, Any, Any]]
 
 
 class _HasError(Protocol):
@@ -151,8 +156,13 @@ class ClusterConnections:
         self._refresh_lock = asyncio.Lock()
         self._reads = 0
         """Metadata requests so far."""
-        self._refreshed: dict[frozenset[str] | None, int] = {}
-        """What the last of them asked for, and its number."""
+        self._asked: list[frozenset[str] | None] = []
+        """What the next one is to ask for, all of it."""
+        self._refreshed: tuple[int, frozenset[str] | None] = (0, frozenset())
+        """The number of the last one that was answered, and what it asked for."""
+        self._joining: WeakKeyDictionary[BrokerConnection, dict[tuple[object, ...], JoinedRequests[Any, Any, Any]]] = (
+            WeakKeyDictionary()
+        )
         self._tls_context: ssl.SSLContext | None = None
         self._retiring: set[BrokerConnection] = set()
         self.throttled_s: defaultdict[tuple[str, int], float] = defaultdict(float)
@@ -208,13 +218,17 @@ class ClusterConnections:
         """
         wanted = None if topics is None else frozenset(topics)
         reads_before = self._reads
+        self._asked.append(wanted)
         async with self._refresh_lock:
             # Somebody may have asked the same while this call waited for the lock. Counted, not timed: two calls within
             # a tick of the clock are two.
-            if self._refreshed.get(wanted, 0) <= reads_before:
+            number, names = self._refreshed
+            if number <= reads_before or (names is not None and (wanted is None or not wanted <= names)):
+                together, self._asked = [wanted, *self._asked], []
+                asked = None if None in together else frozenset().union(*filter(None, together))
                 self._reads = number = self._reads + 1
-                await self._read_metadata(wanted)
-                self._refreshed = {wanted: number}
+                await self._read_metadata(asked)
+                self._refreshed = number, asked
         if wanted is None:
             return self.topics
         return {name: self._topics[name] for name in wanted if name in self._topics}
@@ -238,7 +252,7 @@ class ClusterConnections:
         answer = connection.decode(ApiKey.METADATA, version, frame)
         if getattr(answer, "error_code", 0):
             raise KafkaError(answer.error_code)
-        before = (self._brokers, self._topics)
+        brokers_before, topics_before = self._brokers, self._topics
         if answer.brokers:
             self._brokers = MappingProxyType(
                 {
@@ -248,25 +262,41 @@ class ClusterConnections:
             )
         self.cluster_id = getattr(answer, "cluster_id", None) or self.cluster_id
         self.controller_id = getattr(answer, "controller_id", -1)
-        found: dict[str, TopicInfo] = {}
-        gone: set[str] = set()
-        for topic in answer.topics:
-            if topic.error_code in (0, LEADER_NOT_AVAILABLE):
-                found[topic.name] = self._topic_info(topic)
-            elif topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
-                gone.add(topic.name)
-        self._topics = found if wanted is None else {**self._topics, **found}
-        for name in gone:
-            self._topics.pop(name, None)
-        if before != (self._brokers, self._topics):
+        self._take_topics(answer.topics, wanted is None)
+        if brokers_before != self._brokers or topics_before is not self._topics:
             self._same_answers.clear()
-            if before[0] != self._brokers:
+            if brokers_before != self._brokers:
                 self._forget_addresses()
         elif len(self._same_answers) == SAME_ANSWERS_MAX:  # those about all topics, which may be large, go last
             by_name = (each for each in self._same_answers if each[0] is not None)
             del self._same_answers[next(by_name, next(iter(self._same_answers)))]
         self._same_answers[said] = self.controller_id
-        self._names = {info.topic_id: name for name, info in self._topics.items() if info.topic_id is not None}
+
+    def _take_topics(self, answered: Iterable[Any], whole: bool) -> None:
+        """Note what an answer says of topics, of ``whole``: all that there are. The same objects where it is known."""
+        known = self._topics
+        found: dict[str, TopicInfo] = {}
+        gone: set[str] = set()
+        for topic in answered:
+            if topic.error_code in (0, LEADER_NOT_AVAILABLE):
+                found[topic.name] = self._topic_info(topic)
+            elif topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+                gone.add(topic.name)
+        gone = known.keys() - found.keys() if whole else gone & known.keys()
+        found = {name: info for name, info in found.items() if known.get(name) is not info}
+        if not found and not gone:
+            return
+        self._topics = dict(known)
+        for name in (*gone, *found):
+            self._forget_topic(name)
+        self._topics |= found
+        self._names |= {info.topic_id: name for name, info in found.items() if info.topic_id is not None}
+
+    def _forget_topic(self, name: str) -> None:
+        """It is gone, or will be read anew."""
+        info = self._topics.pop(name, None)
+        if info is not None and info.topic_id is not None:
+            self._names.pop(info.topic_id, None)
 
     def _forget_addresses(self) -> None:
         """Brokers that are made anew may have another address each time: forget what is known of those before."""
@@ -298,7 +328,8 @@ class ClusterConnections:
             # A broker that lags behind the controller answers with an older epoch than another one did.
             newer = known.get(info.partition)
             partitions[info.partition] = newer if newer is not None and newer.leader_epoch > info.leader_epoch else info
-        return TopicInfo(topic.name, topic_id, getattr(topic, "is_internal", False), MappingProxyType(partitions))
+        found = TopicInfo(topic.name, topic_id, getattr(topic, "is_internal", False), MappingProxyType(partitions))
+        return cached if cached == found else found
 
     async def topic(self, name: str) -> TopicInfo:
         """A topic, from the cache or read now. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
@@ -432,6 +463,11 @@ class ClusterConnections:
                     on_lost(reason)
 
             connection.on_lost = lost
+
+    def _joined(self, connection: BrokerConnection, api_key: int, *kind: object) -> JoinedRequests[Any, Any, Any]:
+        """Where requests of one API and kind over a connection meet."""
+        kinds = self._joining.setdefault(connection, {})
+        return kinds.setdefault((api_key, *kind), JoinedRequests())
 
     # --- Retrying ---
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from isthmus.errors import KafkaError
 from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus.kafka.cluster_connections import ClusterConnections, is_stale_metadata
+from isthmus.kafka.joined_requests import JoinedRequests
 from isthmus.kafka.results import (
     DeletedRecords,
     Fetched,
@@ -22,7 +23,7 @@ from isthmus.kafka.results import (
     TopicPartition,
     as_error,
 )
-from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED
+from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED, UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.messages import build_request, decode_response
 from isthmus_protocol.schema import ApiKey
 
@@ -54,41 +55,64 @@ class LogRequests(ClusterConnections):
         LATEST is the high watermark, with READ_COMMITTED the last stable offset, and with LOG_END the log end.
         """
 
-        def entry(one: TopicPartition) -> dict[str, Any]:
-            return {
-                "partition_index": one.partition,
-                "timestamp": timestamps[one],
-                # Without it, a broker that is no longer the leader would answer LOG_END, too.
-                "current_leader_epoch": self._topics[one.topic].partitions[one.partition].leader_epoch,
-            }
-
         async def ask(
             connection: BrokerConnection, asked: Sequence[TopicPartition]
-        ) -> dict[TopicPartition, ListedOffset]:
-            answer = await connection.call(
-                ApiKey.LIST_OFFSETS,
-                {
-                    "replica_id": _DEBUGGING_REPLICA if isolation == LOG_END else -1,
-                    "isolation_level": max(isolation, READ_UNCOMMITTED),
-                    "topics": _by_topic(asked, entry),
-                    "timeout": int(self.request_timeout_s * 1000),
-                },
-                timeout=self.request_timeout_s,
+        ) -> Mapping[TopicPartition, ListedOffset]:
+            # Without its epoch, a broker that is no longer the leader would answer LOG_END, too.
+            wanted = {one: (timestamps[one], self._known_epoch(one)) for one in asked}
+
+            async def send(together: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, ListedOffset]:
+                return await self._list_offsets(connection, isolation, together)
+
+            times = {timestamps[one] for one in asked}
+            if len(times) > 1 or max(times) >= 0:
+                return await send(wanted)
+            joined: JoinedRequests[TopicPartition, tuple[int, int], ListedOffset] = self._joined(
+                connection, ApiKey.LIST_OFFSETS, isolation, *times
             )
-            return {
-                TopicPartition(topic.name, result.partition_index): ListedOffset(
-                    result.offset,
-                    result.timestamp,
-                    getattr(result, "leader_epoch", -1),
-                    as_error(result.error_code),
-                )
-                for topic in answer.topics
-                for result in topic.partitions
-            }
+            return await joined.ask(wanted, send)
 
         return await self.at_leaders(
             timestamps.keys(), ask, lambda error: ListedOffset(-1, -1, -1, error), deadline_s=deadline_s
         )
+
+    def _known_epoch(self, place: TopicPartition) -> int:
+        """The leader epoch of a partition as last read. Raises KafkaError."""
+        topic = self._topics.get(place.topic)
+        info = topic.partitions.get(place.partition) if topic is not None else None
+        if info is None:
+            raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"{place.topic}-{place.partition}")
+        return info.leader_epoch
+
+    async def _list_offsets(
+        self, connection: BrokerConnection, isolation: int, asked: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, ListedOffset]:
+        """``asked``: by partition, the time and the leader epoch."""
+
+        def entry(one: TopicPartition) -> dict[str, Any]:
+            timestamp, epoch = asked[one]
+            return {"partition_index": one.partition, "timestamp": timestamp, "current_leader_epoch": epoch}
+
+        answer = await connection.call(
+            ApiKey.LIST_OFFSETS,
+            {
+                "replica_id": _DEBUGGING_REPLICA if isolation == LOG_END else -1,
+                "isolation_level": max(isolation, READ_UNCOMMITTED),
+                "topics": _by_topic(asked, entry),
+                "timeout": int(self.request_timeout_s * 1000),
+            },
+            timeout=self.request_timeout_s,
+        )
+        return {
+            TopicPartition(topic.name, result.partition_index): ListedOffset(
+                result.offset,
+                result.timestamp,
+                getattr(result, "leader_epoch", -1),
+                as_error(result.error_code),
+            )
+            for topic in answer.topics
+            for result in topic.partitions
+        }
 
     async def fetch_raw(
         self,
@@ -266,35 +290,48 @@ class LogRequests(ClusterConnections):
     ) -> dict[TopicPartition, Producers]:
         """The producer states of partitions, as their leaders have them (KIP-664)."""
 
-        async def ask(connection: BrokerConnection, asked: Sequence[TopicPartition]) -> dict[TopicPartition, Producers]:
-            topics: dict[str, list[int]] = {}
-            for one in asked:
-                topics.setdefault(one.topic, []).append(one.partition)
-            answer = await connection.call(
-                ApiKey.DESCRIBE_PRODUCERS,
-                {"topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics.items()]},
-                timeout=self.request_timeout_s,
+        async def ask(
+            connection: BrokerConnection, asked: Sequence[TopicPartition]
+        ) -> Mapping[TopicPartition, Producers]:
+            async def send(together: Mapping[TopicPartition, None]) -> Mapping[TopicPartition, Producers]:
+                return await self._describe_producers(connection, together)
+
+            joined: JoinedRequests[TopicPartition, None, Producers] = self._joined(
+                connection, ApiKey.DESCRIBE_PRODUCERS
             )
-            return {
-                TopicPartition(topic.name, result.partition_index): Producers(
-                    tuple(
-                        ProducerState(
-                            state.producer_id,
-                            state.producer_epoch,
-                            state.last_sequence,
-                            state.last_timestamp,
-                            state.coordinator_epoch,
-                            state.current_txn_start_offset,
-                        )
-                        for state in result.active_producers
-                    ),
-                    as_error(result.error_code, result.error_message),
-                )
-                for topic in answer.topics
-                for result in topic.partitions
-            }
+            return await joined.ask(dict.fromkeys(asked), send)
 
         return await self.at_leaders(partitions, ask, lambda error: Producers((), error), deadline_s=deadline_s)
+
+    async def _describe_producers(
+        self, connection: BrokerConnection, asked: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, Producers]:
+        topics: dict[str, list[int]] = {}
+        for one in asked:
+            topics.setdefault(one.topic, []).append(one.partition)
+        answer = await connection.call(
+            ApiKey.DESCRIBE_PRODUCERS,
+            {"topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics.items()]},
+            timeout=self.request_timeout_s,
+        )
+        return {
+            TopicPartition(topic.name, result.partition_index): Producers(
+                tuple(
+                    ProducerState(
+                        state.producer_id,
+                        state.producer_epoch,
+                        state.last_sequence,
+                        state.last_timestamp,
+                        state.coordinator_epoch,
+                        state.current_txn_start_offset,
+                    )
+                    for state in result.active_producers
+                ),
+                as_error(result.error_code, result.error_message),
+            )
+            for topic in answer.topics
+            for result in topic.partitions
+        }
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, deadline_s: float | None = None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
 from isthmus.errors import KafkaError, UnsupportedVersion
+from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus.kafka.cluster_connections import ClusterConnections
+from isthmus.kafka.joined_requests import JoinedRequests
 from isthmus.kafka.results import (
     Broker,
     ClusterDescription,
@@ -28,6 +30,10 @@ from isthmus_protocol.schema import ApiKey, response_header_flexible
 from isthmus_protocol.wire import response_body
 
 DELETE_BY_ID_VERSION: Final = 6
+CREATED_AT_ONCE: Final = 100
+"""Topics that are created in one request, where many are at once."""
+DESCRIBED_AT_ONCE: Final = 100
+"""Likewise resources whose configurations are described."""
 _THROTTLE_TIME_BYTES: Final = 4
 """What stands first in the bodies of most answers, and differs in equal ones."""
 
@@ -40,7 +46,20 @@ class TopicRequests(ClusterConnections):
     ) -> dict[str, CreatedTopic]:
         """Create topics. Not repeated after a lost connection: TOPIC_ALREADY_EXISTS may then mean that it was us."""
         timeout_s = timeout_s or self.request_timeout_s
-        answer = await (await self.controller()).call(
+        connection = await self.controller()
+
+        async def send(together: Mapping[str, NewTopic]) -> Mapping[str, CreatedTopic]:
+            return await self._create_topics(connection, together.values(), validate_only, timeout_s)
+
+        kind = (int(validate_only), int(timeout_s * 1000))
+        joined: JoinedRequests[str, NewTopic, CreatedTopic] = self._joined(connection, ApiKey.CREATE_TOPICS, *kind)
+        answered = await joined.ask({topic.name: topic for topic in topics}, send, at_most=CREATED_AT_ONCE, once=True)
+        return {topic.name: answered[topic.name] for topic in topics if topic.name in answered}
+
+    async def _create_topics(
+        self, connection: BrokerConnection, topics: Iterable[NewTopic], validate_only: bool, timeout_s: float
+    ) -> dict[str, CreatedTopic]:
+        answer = await connection.call(
             ApiKey.CREATE_TOPICS,
             {
                 "topics": [
@@ -84,7 +103,7 @@ class TopicRequests(ClusterConnections):
         )
         for result in answer.responses:
             if not result.error_code:
-                self._topics.pop(result.name, None)
+                self._forget_topic(result.name)
         return {
             result.name: as_error(result.error_code, getattr(result, "error_message", None))
             for result in answer.responses
@@ -133,30 +152,54 @@ class TopicRequests(ClusterConnections):
 
         The name "" of a BROKER resource stands for the cluster-wide dynamic settings.
         """
-        values = {"include_synonyms": True, "include_documentation": False}
         groups: dict[int | None, list[str]] = {}
         for name in names:
             groups.setdefault(int(name) if resource_type == ResourceType.BROKER and name else None, []).append(name)
 
-        async def ask(node_id: int | None, asked: list[str]) -> Any:
+        async def ask(node_id: int | None, asked: list[str]) -> Mapping[str, ResourceConfigs]:
             connection = await (self.any() if node_id is None else self.to(node_id))
-            resources = [
-                {"resource_type": int(resource_type), "resource_name": name, "configuration_keys": keys}
-                for name in asked
-            ]
-            return await connection.call(
-                ApiKey.DESCRIBE_CONFIGS, {**values, "resources": resources}, timeout=self.request_timeout_s
+
+            async def send(together: Mapping[str, None]) -> Mapping[str, ResourceConfigs]:
+                return await self._describe_configs(connection, resource_type, together, keys)
+
+            kind = (int(resource_type), "" if keys is None else ",".join(keys))
+            joined: JoinedRequests[str, None, ResourceConfigs] = self._joined(
+                connection, ApiKey.DESCRIBE_CONFIGS, *kind
             )
+            return await joined.ask(dict.fromkeys(asked), send, at_most=DESCRIBED_AT_ONCE)
 
         results: dict[str, ResourceConfigs] = {}
         for node_id, asked in groups.items():
-            answer = await self.retrying(functools.partial(ask, node_id, asked), deadline_s=deadline_s)
-            for result in answer.results:
-                results[result.resource_name] = ResourceConfigs(
-                    MappingProxyType({entry.name: _config_entry(entry) for entry in result.configs}),
-                    as_error(result.error_code, result.error_message),
-                )
+            answered = await self.retrying(functools.partial(ask, node_id, asked), deadline_s=deadline_s)
+            results |= {name: answered[name] for name in asked if name in answered}
         return results
+
+    async def _describe_configs(
+        self,
+        connection: BrokerConnection,
+        resource_type: ResourceType,
+        names: Iterable[str],
+        keys: Sequence[str] | None,
+    ) -> dict[str, ResourceConfigs]:
+        answer = await connection.call(
+            ApiKey.DESCRIBE_CONFIGS,
+            {
+                "include_synonyms": True,
+                "include_documentation": False,
+                "resources": [
+                    {"resource_type": int(resource_type), "resource_name": name, "configuration_keys": keys}
+                    for name in names
+                ],
+            },
+            timeout=self.request_timeout_s,
+        )
+        return {
+            result.resource_name: ResourceConfigs(
+                MappingProxyType({entry.name: _config_entry(entry) for entry in result.configs}),
+                as_error(result.error_code, result.error_message),
+            )
+            for result in answer.results
+        }
 
     async def describe_configs_raw(
         self, resource_type: ResourceType, names: Sequence[str], known: bytes | None

@@ -24,12 +24,12 @@ from isthmus_protocol.records import BatchError
 
 RECHECK_TIMES: Final = 3
 RECHECK_S: Final = 1.0
-AT_ONCE: Final = 4
-"""Partitions that are compared at the same time."""
+AT_ONCE: Final = 8
+"""Partitions whose records are compared at the same time."""
 
 
 class Progress:
-    """Offsets compared, of how many."""
+    """Partitions and their offsets that are compared, of how many."""
 
     def __init__(self, progress: Callable[[int, int], None]) -> None:
         self._progress = progress
@@ -58,7 +58,9 @@ class Comparison:
         mapping: NamespaceMapping | None,
         remote_ends: calls.Ends | None,
         compacts: bool,
+        unread: str | None = None,
     ) -> None:
+        """``unread``: why the other side's log could not be read."""
         self._verification = verification
         self._connection = connection
         self._name = name
@@ -68,25 +70,30 @@ class Comparison:
         self._mapping = mapping
         self._remote_ends = remote_ends
         self._compacts = compacts
+        self._unread = unread
         self._records = 0
 
     async def run(self, limit: asyncio.Semaphore, counted: Progress) -> PartitionVerdict:
-        async with limit:
-            try:
-                return await self._compare(counted)
-            except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
-                return self._verdict(0, 0, calls.Ends(0, 0, 0), f"not compared: {str(error) or type(error).__name__}")
+        """``limit``: of those whose records are compared now. ``counted`` expects one more than there are offsets."""
+        try:
+            return await self._compare(limit, counted)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
+            return self._verdict(0, 0, calls.Ends(0, 0, 0), f"not compared: {str(error) or type(error).__name__}")
+        finally:
+            counted.add(1)
 
     @property
     def _topic(self) -> TopicInfo:
         assert self._local_topic is not None
         return self._local_topic
 
-    async def _compare(self, counted: Progress) -> PartitionVerdict:
+    async def _compare(self, limit: asyncio.Semaphore, counted: Progress) -> PartitionVerdict:
         if self._local_topic is None or self._partition >= len(self._local_topic.partitions):
             return self._verdict(
                 0, 0, calls.Ends(0, 0, 0), f"{self._name}-{self._partition} does not exist on this cluster"
             )
+        if self._unread is not None:
+            raise OperationError("UNAVAILABLE", self._unread, 503)
         here = await self._verification.ends(self._topic, self._partition)
         there = self._remote_ends
         if there is None:
@@ -96,9 +103,10 @@ class Comparison:
         counted.expect(max(0, to - start))
         if here.log_start != there.log_start:
             return self._verdict(start, start, here, f"the logs start at {here.log_start} and {there.log_start}")
-        if self._mapping is not None and not is_compared(self._mapping):
-            return await self._counted(self._mapping, here, there, counted)
-        difference = await self.first_difference(start, to, here, there, counted.add)
+        async with limit:
+            if self._mapping is not None and not is_compared(self._mapping):
+                return await self._counted(self._mapping, here, there, counted)
+            difference = await self.first_difference(start, to, here, there, counted.add) if start < to else None
         if difference is not None:
             return self._verdict(start, difference, here, self._what(difference))
         return self._verdict(start, to, here, None)

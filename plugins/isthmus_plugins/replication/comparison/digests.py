@@ -34,6 +34,8 @@ RECORDS: Final = "records"
 CONTENTS: Final = "contents"
 MARKED: Final = "marked"
 LATEST: Final = "latest"
+UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC"
+"""Why a peer is told nothing of a topic: there is none, or it is none of the link's."""
 
 
 class Digest(NamedTuple):
@@ -156,7 +158,7 @@ class Verification(Part):
 
         It takes tombstones, records without a key, what was aborted, and markers. Raises BrokerUnavailable.
         """
-        info = (await self._context.cluster.topics()).get(topic)
+        info = await self._context.cluster.topic(topic)
         if info is None:
             raise BrokerUnavailable(f"{topic} does not exist")
         try:
@@ -174,7 +176,7 @@ class Verification(Part):
 
     async def digest_of(self, topic: str, partition: int, offset: int, to: int) -> Digest:
         """The digest of the records of ``[offset, to)``, whatever became of them. Raises BrokerUnavailable."""
-        info = (await self._context.cluster.topics()).get(topic)
+        info = await self._context.cluster.topic(topic)
         if info is None:
             raise BrokerUnavailable(f"{topic} does not exist")
         try:
@@ -188,7 +190,7 @@ class Verification(Part):
         if record is not None and record.cleaned and record.topic_id == str(uuid.UUID(bytes=topic_id)):
             return True
         try:
-            configs = await self._context.cluster.topic_configs(topic)
+            configs = await self._context.cluster.topic_configs(topic, [CLEANUP_POLICY])
         except KafkaRefused as error:
             raise BrokerUnavailable(str(error)) from error
         return is_compacted({CLEANUP_POLICY: configs[CLEANUP_POLICY][0]})
@@ -261,7 +263,7 @@ class Verification(Part):
         link = self._context.control.state.links.get(connection.link_name)
         mappings = link.topic_mappings if link is not None else ()
         mapping = next((each for each in mappings if each.remote_name(name) is not None), None)
-        topics = await self._context.cluster.topics() if mapping is not None else {}
-        if mapping is None or name not in topics:
-            raise LinkRejected("UNKNOWN_TOPIC", f"{name} is no topic of this link here")
-        return topics[name], mapping
+        topic = await self._context.cluster.topic(name) if mapping is not None else None
+        if mapping is None or topic is None:
+            raise LinkRejected(UNKNOWN_TOPIC, f"{name} is no topic of this link here")
+        return topic, mapping

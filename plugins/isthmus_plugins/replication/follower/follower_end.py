@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.commands import DoubtDeletions, PartitionOffset, TruncateProvenance
-from isthmus_control.control_state import ControlState
+from isthmus_control.control_state import ControlState, changed_keys
 from isthmus_control.lookup import Counterpart
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
@@ -64,6 +64,8 @@ class FollowerEnd(Part):
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
         self._partitions: dict[TopicPartition, FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can show."""
+        self._by_topic: dict[str, dict[int, FollowerStream]] = {}
+        """The same by topic, then partition."""
         self._dropped: dict[TopicPartition, FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
@@ -75,7 +77,8 @@ class FollowerEnd(Part):
             self.report_appended,
             lambda topic, limits: self.on_limits_raised(topic, limits),
         )
-        self._seen: tuple[object, ...] = (None, None, None)
+        self._seen: tuple[Mapping[str, FollowerTopic], object] = ({}, None)
+        """Follower topics and truncations, as of the control log's last change."""
         self._alone_from = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
         self._producers_remembered = False
@@ -203,6 +206,7 @@ class FollowerEnd(Part):
                 stream.confirmed_before = max(stream.confirmed_before, before.confirmed)
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
+        self._by_topic.setdefault(topic, {})[partition] = stream
         self.on_stored(stream.place, 0)  # where the data ends now, it does not know
         return calls.OpenStreamAnswer(
             follower_log.start, end_offset=follower_log.end, last=last, epoch=follower_log.epoch
@@ -328,17 +332,24 @@ class FollowerEnd(Part):
             if stream.link_name == link_name and mapping.remote_name(stream.topic) is not None:
                 await self._end(stream, reason)
                 if self._partitions.get(stream.place) is stream:
-                    del self._partitions[stream.place]
+                    self._forget(stream)
                     if stream.follower_log.uncertain:
                         self._dropped[stream.place] = stream
 
     def control_changed(self, state: ControlState) -> None:
         """End the streams of what does not follow any more: another proxy may have detached it."""
-        seen = (state.follower_topics, state.lookup, state.truncations)
-        if all(now is before for now, before in zip(seen, self._seen, strict=True)):
+        before, self._seen = self._seen, (state.follower_topics, state.truncations)
+        if before[1] is not state.truncations:
+            looked_at = list(self._partitions.values())
+        elif before[0] is not state.follower_topics:  # of thousands mostly one, again and again
+            looked_at = [
+                stream
+                for topic in changed_keys(before[0], state.follower_topics)
+                for stream in self._by_topic.get(topic, {}).values()
+            ]
+        else:
             return
-        self._seen = seen
-        for stream in list(self._partitions.values()):
+        for stream in looked_at:
             record = state.follower_topics.get(stream.topic)
             truncation = state.truncations.get(stream.topic)
             if truncation is not None and not truncation.follows:
@@ -354,9 +365,17 @@ class FollowerEnd(Part):
     def _drop(self, stream: FollowerStream, reason: StopReason) -> None:
         """End a stream of what does not follow any more, now; one that is opened again waits for its last request."""
         stream.follower_log.stop(reason)
-        del self._partitions[stream.place]
+        self._forget(stream)
         self._dropped[stream.place] = stream
         self._tasks.start(f"end-{stream.topic}-{stream.partition}", self._end_dropped(stream, reason))
+
+    def _forget(self, stream: FollowerStream) -> None:
+        """It is no partition's latest one any more."""
+        del self._partitions[stream.place]
+        of_topic = self._by_topic[stream.topic]
+        del of_topic[stream.partition]
+        if not of_topic:
+            del self._by_topic[stream.topic]
 
     async def _end_dropped(self, stream: FollowerStream, reason: StopReason) -> None:
         await self._end(stream, reason)

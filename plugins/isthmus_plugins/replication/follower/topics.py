@@ -9,8 +9,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from isthmus_control.commands import (
     CloseProvenance,
@@ -35,7 +35,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, T
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower import topic_plans
-from isthmus_plugins.replication.follower.settings import FollowerSettings
+from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -50,8 +50,31 @@ LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
 IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
+AT_ONCE: Final = 200
+"""Topics that are made, adopted or looked at at the same time."""
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
+
+
+class _Prepared(NamedTuple):
+    """What became of a topic that the source has the target make."""
+
+    local: str | None
+    """What it is called here; None: it is not ready."""
+    changed: bool
+    """Whether it was made just now, or has got more partitions."""
+    code: str | None
+    message: str | None
+    filling: int | None = None
+
+    def answer(self, topics: Mapping[str, TopicInfo]) -> calls.PreparedTopic:
+        """``topics``: what the cluster has now."""
+        if self.local is None:
+            return calls.PreparedTopic(False, None, self.code, self.message)
+        info = topics.get(self.local)
+        leaders = tuple(partition.leader for partition in info.partitions) if info else ()
+        made = calls.ReadyTopic(self.local, self.filling)
+        return calls.PreparedTopic(True, made, self.code, self.message, leaders)
 
 
 class FollowerTopics(Part):
@@ -59,7 +82,8 @@ class FollowerTopics(Part):
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self._lock = asyncio.Lock()
+        self._preparing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By link and topic of the source."""
         self._led: dict[str, frozenset[str]] = {}
         """By link: the source's topics, as the leader end last said."""
         self.refused: dict[str, Reason] = {}
@@ -76,44 +100,61 @@ class FollowerTopics(Part):
     async def prepare_topics(
         self, connection: LinkConnection, question: calls.PrepareTopics
     ) -> calls.PrepareTopicsAnswer:
-        """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions."""
-        async with self._lock:
-            topics = await self._context.cluster.topics()
-            await self._sources_seen(connection.link_name, frozenset(question.all), topics)
-            self._sources_truncating(connection.link_name, question.truncating)
-            answers: dict[str, calls.PreparedTopic] = {}
-            ready: dict[str, str] = {}
-            changed = False
-            found = await self.settings.read(connection.link_name, question.topics, topics)
-            for wanted in question.topics:
-                name = wanted.topic
-                try:
-                    local, created = await self._prepare(connection.link_name, wanted, topics)
-                    refused = self.settings.refused.get(local) if created else None
-                    if wanted.configs is not None and local in topics:
-                        refused = await self.settings.follow(wanted.configs, topics[local], found)
-                except Refusal as refusal:
-                    self._refused(connection.link_name, name, refusal)
-                    answers[name] = calls.PreparedTopic(False, None, refusal.code, str(refusal))
-                except KafkaRefused as error:
-                    message = f"the target refuses the topic: {error}"
-                    answers[name] = calls.PreparedTopic(False, None, ReasonCode.TARGET_TOPIC_NOT_CREATED, message)
-                except BrokerUnavailable as error:
-                    answers[name] = calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, str(error))
-                else:
-                    self.refused.pop(local, None)
-                    made = calls.ReadyTopic(local, self.settings.filling(local))
-                    amiss = (None, None) if refused is None else (refused.code, refused.message)
-                    answers[name] = calls.PreparedTopic(True, made, *amiss)
-                    ready[name] = local
-                    changed = changed or created
-            if changed:
-                topics = await self._topics_with_leaders(list(ready.values()))
-            for name, local in ready.items():
-                info = topics.get(local)
-                leaders = tuple(partition.leader for partition in info.partitions) if info else ()
-                answers[name] = replace(answers[name], leaders=leaders)
-            return calls.PrepareTopicsAnswer(answers)
+        """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions.
+
+        Many at once: what they ask of brokers, and record, goes together.
+        """
+        link_name = connection.link_name
+        await self._sources_seen(link_name, frozenset(question.all))
+        self._sources_truncating(link_name, question.truncating)
+        topics = await self._context.cluster.topics_named(self._locals(link_name, question.topics))
+        found = await self.settings.read(link_name, question.topics, topics)
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def prepared(wanted: calls.WantedTopic) -> _Prepared:
+            async with limit:
+                return await self._prepared(link_name, wanted, topics, found)
+
+        answered = await asyncio.gather(*map(prepared, question.topics))
+        changed = [each.local for each in answered if each.changed and each.local is not None]
+        if changed:
+            topics = {**topics, **await self._with_leaders(changed)}
+        return calls.PrepareTopicsAnswer(
+            {wanted.topic: each.answer(topics) for wanted, each in zip(question.topics, answered, strict=True)}
+        )
+
+    def _locals(self, link_name: str, wanted: Iterable[calls.WantedTopic]) -> set[str]:
+        """What topics of the source are called here, of those that some namespace follows."""
+        lookup = self._context.control.state.lookup
+        found = (lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, each.topic) for each in wanted)
+        return {counterpart.local_name for counterpart in found if counterpart is not None}
+
+    async def _prepared(
+        self, link_name: str, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo], found: Found
+    ) -> _Prepared:
+        """What became of one topic. ``topics``, ``found``: what the cluster has, and of settings."""
+        turn = self._preparing.setdefault((link_name, wanted.topic), asyncio.Lock())
+        waits = turn.locked()  # another proxy of the source has asked, too
+        async with turn:
+            try:
+                if waits:
+                    topics = await self._context.cluster.topics_named(self._locals(link_name, [wanted]))
+                    found = await self.settings.read(link_name, [wanted], topics)
+                local, changed = await self._prepare(link_name, wanted, topics)
+                refused = self.settings.refused.get(local) if changed else None
+                if wanted.configs is not None and local in topics:
+                    refused = await self.settings.follow(wanted.configs, topics[local], found)
+            except Refusal as refusal:
+                self._refused(link_name, wanted.topic, refusal)
+                return _Prepared(None, False, refusal.code, str(refusal))
+            except KafkaRefused as error:
+                message = f"the target refuses the topic: {error}"
+                return _Prepared(None, False, ReasonCode.TARGET_TOPIC_NOT_CREATED, message)
+            except BrokerUnavailable as error:
+                return _Prepared(None, False, reasons.BROKER_UNAVAILABLE, str(error))
+        self.refused.pop(local, None)
+        code, amiss = (None, None) if refused is None else (refused.code, refused.message)
+        return _Prepared(local, changed, code, amiss, self.settings.filling(local))
 
     def _sources_truncating(self, link_name: str, source_topics: Sequence[str]) -> None:
         """Show why topics wait whose source's topic is not whole, or not even there, for now."""
@@ -134,27 +175,36 @@ class FollowerTopics(Part):
         """Whether the source has no such topic (any more), as far as it has reported."""
         return record.link in self._led and record.source_topic not in self._led[record.link]
 
-    async def _sources_seen(self, link_name: str, led: frozenset[str], topics: Mapping[str, TopicInfo]) -> None:
+    async def _sources_seen(self, link_name: str, led: frozenset[str]) -> None:
         """Note what the source has, and forget topics that neither side has any more."""
         self._led[link_name] = led
-        for record in list(self._context.control.state.follower_topics.values()):
-            followed = record.link == link_name and record.state in (TopicState.FOLLOWING, TopicState.REFUSED)
-            truncating = record.topic in self._context.control.state.truncations
-            if followed and not truncating and record.source_topic not in led and record.topic not in topics:
-                log.info("follower topic forgotten", extra={"link": link_name, "topic": record.topic})
-                await self._append(ForgetFollowerTopic(link_name, record.topic))
+        truncating = self._context.control.state.truncations
+        gone = [
+            record.topic
+            for record in self._context.control.state.follower_topics.values()
+            if record.link == link_name
+            and record.state in (TopicState.FOLLOWING, TopicState.REFUSED)
+            and record.source_topic not in led
+            and record.topic not in truncating
+        ]
+        here = await self._context.cluster.topics_named(gone) if gone else {}
+        for topic in gone:
+            if topic not in here:
+                log.info("follower topic forgotten", extra={"link": link_name, "topic": topic})
+                await self._append(ForgetFollowerTopic(link_name, topic))
 
-    async def _topics_with_leaders(self, names: list[str]) -> Mapping[str, TopicInfo]:
-        """All topics, once those of ``names`` have leaders: a new one takes a moment to have them everywhere."""
-        deadline = asyncio.get_running_loop().time() + LEADERS_WAIT_S
+    async def _with_leaders(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
+        """Topics, once they have leaders: a new one takes a moment to have them everywhere."""
+        clock = self._context.clock
+        deadline = clock.monotonic() + LEADERS_WAIT_S
         delay = 0.02
+        found: dict[str, TopicInfo] = {}
         while True:
-            topics = await self._context.cluster.topics()
-            led = all(
-                name in topics and all(partition.leader >= 0 for partition in topics[name].partitions) for name in names
-            )
-            if led or asyncio.get_running_loop().time() > deadline:
-                return topics
+            left = [name for name in names if name not in found or not _is_led(found[name])]
+            found |= await self._context.cluster.topics_named(left)
+            led = all(name in found and _is_led(found[name]) for name in left)
+            if led or clock.monotonic() > deadline:
+                return found
             await asyncio.sleep(delay)
             delay = min(2 * delay, 0.2)
 
@@ -404,3 +454,7 @@ class FollowerTopics(Part):
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
+
+
+def _is_led(topic: TopicInfo) -> bool:
+    return all(partition.leader >= 0 for partition in topic.partitions)

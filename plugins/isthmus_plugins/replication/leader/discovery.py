@@ -66,13 +66,14 @@ class Discovery:
         """The settings of a led topic as last read; None if they were not."""
         return self._configs.of(topic)
 
-    def prepare_again(self, link_name: str) -> None:
-        """The target's topics are not as it said: ask it again with the next look."""
-        self._targets.prepare_again(link_name)
+    def prepare_again(self, link_name: str, topic: str) -> None:
+        """The target's topic is not as it said: ask it again with the next look."""
+        self._targets.prepare_again(link_name, topic)
 
     async def _look_for_ever(self) -> None:
         while True:
             self._changed.clear()
+            began = self._context.clock.monotonic()
             try:
                 await self._look()
                 self._error = None
@@ -80,6 +81,8 @@ class Discovery:
                 if self._error is None:
                     log.warning("topics not read", extra={"detail": str(error)})
                 self._error = str(error)
+            # Among many topics a look takes a while, and much may wake this meanwhile: half of the time is for others.
+            await asyncio.sleep(min(DISCOVERY_INTERVAL_S, self._context.clock.monotonic() - began))
             try:
                 async with asyncio.timeout(DISCOVERY_INTERVAL_S):
                     await self._changed.wait()
@@ -124,12 +127,14 @@ class Discovery:
                     prepared: PreparedTopic | None = self._wait_for_truncation(link.name, topic.name, remote_topic)
                 else:
                     every[link.name].append(topic.name)
-                    epochs |= {(topic.name, index): info.leader_epoch for index, info in enumerate(topic.partitions)}
-                    leaders |= {(topic.name, index): info.leader for index, info in enumerate(topic.partitions)}
+                    for index, info in enumerate(topic.partitions):
+                        epochs[topic.name, index] = info.leader_epoch
+                        leaders[topic.name, index] = info.leader
                     if fronted:
                         mine.setdefault(link.name, {})[topic.name] = (mapping, topic)
                     prepared = self._targets.prepared.get((link.name, topic.name))
-                led |= {LinkPartition(link.name, topic.name, index): prepared for index in fronted}
+                for index in fronted:
+                    led[LinkPartition(link.name, topic.name, index)] = prepared
         pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
         # Of a topic that several proxies push, one sends the settings: that of its first partition.
         self._targets.sends = {

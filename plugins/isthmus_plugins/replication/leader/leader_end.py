@@ -49,7 +49,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 POLICY_KNOWN_S: Final = 5.0
 """How long a topic's cleanup policy is taken to be what it was."""
-OPENING_AT_ONCE: Final = 32
+OPENING_AT_ONCE: Final = 200
+"""What they ask of brokers goes together."""
 OFFSET_MAX: Final = 2**63 - 1
 
 
@@ -83,7 +84,7 @@ class LeaderEnd(Part):
         self._tombstone_windows: dict[tuple[LinkPartition, bytes], TombstoneWindow] = {}
         """By partition and topic id."""
         self._policies: dict[bytes, tuple[float, bool]] = {}
-        """By topic id: when its cleanup policy was read, and whether it compacts."""
+        """By topic id: when its cleanup policy was read, and whether it compacts; what was read first comes first."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(context, peers, self._reconcile)
@@ -300,7 +301,7 @@ class LeaderEnd(Part):
             else:
                 code = ReasonCode.TIMEOUT_ERROR if isinstance(error, TimeoutError) else reasons.SOURCE_UNAVAILABLE
             if code == reasons.NOT_LEADER:
-                self.discovery.prepare_again(key.link)
+                self.discovery.prepare_again(key.link, key.topic)
             self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
             may_be_open = isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError)
             self._close(stream, (reasons.CLOSED, "the leader end could not go on") if may_be_open else None)
@@ -339,8 +340,10 @@ class LeaderEnd(Part):
         if self._clock.monotonic() - read_at > POLICY_KNOWN_S:
             compacts = await self._verification.compacts(topic, topic_id)
             now = self._clock.monotonic()
-            self._policies = {each: known for each, known in self._policies.items() if now - known[0] <= POLICY_KNOWN_S}
+            self._policies.pop(topic_id, None)
             self._policies[topic_id] = (now, compacts)
+            while now - self._policies[first := next(iter(self._policies))][0] > POLICY_KNOWN_S:
+                del self._policies[first]
         return compacts
 
     async def ended_transactions(
@@ -425,7 +428,7 @@ class LeaderEnd(Part):
         stream.acked = int(stopped.get("end_offset", stream.acked))
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
-            self.discovery.prepare_again(stream.key.link)
+            self.discovery.prepare_again(stream.key.link, stream.key.topic)
         self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, report=False)
 
     def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, report: bool = True) -> None:

@@ -130,7 +130,7 @@ class Tail:
 
     def add(self, stream: LeaderStream) -> None:
         self._streams[stream.topic_id, stream.key.partition] = stream
-        self.resume()
+        self._wake[stream.lane].set()
 
     def remove(self, stream: LeaderStream) -> None:
         key = (stream.topic_id, stream.key.partition)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -16,7 +17,7 @@ from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
+from isthmus_plugins.replication.logs.topic_settings import DESCRIBED_AT_ONCE, copied, is_compacted
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -24,8 +25,16 @@ log = logging.getLogger("isthmus_plugins.replication")
 PREPARE_INTERVAL_S: Final = 3.0
 """How often all topics are sent to the target although nothing changed here: it may have lost or moved some."""
 PREPARE_TIMEOUT_S: Final = 60.0
+MADE_AT_ONCE: Final = 100
+"""Topics in one call that the target may have to make."""
+CALLS_AT_ONCE: Final = 3
+"""The next ones are being made while the target waits for the leaders of those before."""
 NOT_READY: Final = calls.PreparedTopic(False)
 """Of a topic that the target says nothing of."""
+
+
+Wanted: TypeAlias = Mapping[str, tuple[NamespaceMapping, TopicInfo]]
+"""Topics that are to be on the target."""
 
 
 class PreparedTopic(NamedTuple):
@@ -43,21 +52,30 @@ class PreparedTopic(NamedTuple):
 
 
 class _Preparing:
-    """What is known of the target's topics of one link, and the call that asks."""
+    """What is known of the target's topics of one link, and the calls that ask."""
 
-    __slots__ = ("configured", "due_at", "ends", "fingerprint", "running")
+    __slots__ = ("all_due_at", "asked", "configured", "connection", "due_at", "ends", "every", "running", "sent")
 
     def __init__(self) -> None:
         self.running = False
+        self.connection: LinkConnection | None = None
+        self.asked: dict[str, object] = {}
+        """By topic: as what the target was asked for it last."""
+        self.every: list[str] | None = None
+        """All led topics, as it was told last."""
+        self.due_at = 0.0
+        """When it is asked again for those that are not ready, although nothing changed here."""
+        self.all_due_at = 0.0
+        """Likewise for all."""
         self.ends: dict[str, tuple[int, tuple[int, ...]]] = {}
         """By compacted topic that the target does not compact yet: since when, and the ends of its partitions then.
 
         Beyond them all records have keys. Whoever starts again reads them again: they may be any later ones, too.
         """
-        self.fingerprint: object = None
-        self.due_at = 0.0
         self.configured: dict[str, Mapping[str, str]] = {}
         """By topic: the settings that the target has taken over from this proxy."""
+        self.sent: dict[str, Mapping[str, str]] = {}
+        """By topic: those that it was sent last."""
 
 
 class TargetTopics:
@@ -79,9 +97,7 @@ class TargetTopics:
         self.sends: Set[str] = frozenset()
         """Topics whose settings are this proxy's to send."""
 
-    def prepare(
-        self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]], every: list[str]
-    ) -> None:
+    def prepare(self, link_name: str, wanted: Wanted, every: list[str]) -> None:
         """Have the target make the topics that it lacks, and learn where its partitions are led. Does not wait.
 
         ``every``: all led topics of the link, also those whose partitions other proxies push.
@@ -90,69 +106,102 @@ class TargetTopics:
         preparing = self._preparing.setdefault(link_name, _Preparing())
         if not connections or preparing.running:
             return
-        fingerprint = (
-            connections[0],
-            every,
-            {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
-            [name for name, (_, info) in wanted.items() if self._unconfigured(preparing, info) is not None],
-        )
+        if connections[0] is not preparing.connection:
+            preparing.connection, preparing.all_due_at = connections[0], 0.0
+        asked = {name: (mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()}
         now = self._clock.monotonic()
-        if fingerprint == preparing.fingerprint and now < preparing.due_at:
+        due = [
+            name
+            for name, (_, info) in wanted.items()
+            if asked[name] != preparing.asked.get(name) or self._others_than(preparing.sent, info) is not None
+        ]
+        if now >= preparing.due_at:
+            due += [name for name in wanted if not self._is_ready(link_name, name)]
+        others = now >= preparing.all_due_at
+        if not due and not others and every == preparing.every:
             return
-        preparing.fingerprint = fingerprint
+        preparing.asked, preparing.every = dict(asked), every
         preparing.running = True
         self._tasks.start(
-            f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, every)
+            f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, set(due), others)
         )
+
+    def _is_ready(self, link_name: str, topic: str) -> bool:
+        known = self.prepared.get((link_name, topic))
+        return known is not None and known.ready
 
     async def _prepare_topics(
         self,
         link_name: str,
         preparing: _Preparing,
         connection: LinkConnection,
-        wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
-        every: list[str],
+        wanted: Wanted,
+        due: Set[str],
+        others: bool,
     ) -> None:
-        ready = False
+        """Ask for what is ``due``, some in one call, and for all ``others`` in one."""
+        every = preparing.every or []
         try:
-            requests = [await self._request(link_name, preparing, mapping, info) for mapping, info in wanted.values()]
-            requests = await self._with_ends(link_name, preparing, wanted, requests)
-            truncating = self._context.control.state.truncations
-            question = calls.PrepareTopics(
-                tuple(request for request in requests if request.topic not in truncating),
-                tuple(every),
-                tuple(name for name in every if name in truncating),
-            )
-            answer = await connection.call(question, PREPARE_TIMEOUT_S)
-            for name in wanted:
-                said = answer.topics.get(name, NOT_READY)
-                made = said.made or calls.ReadyTopic("")
-                self.prepared[link_name, name] = PreparedTopic(
-                    made.remote_topic, said.ready, said.code, said.message, said.leaders or (), made.filling
-                )
             links, led = self._context.control.state.links, frozenset(every)
             for link, topic in list(self.prepared):
                 if link not in links or (link == link_name and topic not in led):
                     del self.prepared[link, topic]
-            configured = {name: configs for name, configs in preparing.configured.items() if name in wanted}
-            for request in requests:
-                if request.configs is not None and self.prepared[link_name, request.topic].code is None:
-                    configured[request.topic] = request.configs
-            preparing.configured = configured
-            ready = all(self.prepared[link_name, name].ready for name in wanted)
+            for known in (preparing.configured, preparing.sent, preparing.ends):
+                for name in known.keys() - wanted.keys():
+                    del known[name]
+            first = [name for name in wanted if name in due]
+            parts = [first[start : start + MADE_AT_ONCE] for start in range(0, len(first), MADE_AT_ONCE)]
+            rest = [name for name in wanted if name not in due] if others else []
+            if rest or not parts:
+                parts.append(rest)
+            limit = asyncio.Semaphore(CALLS_AT_ONCE)
+
+            async def prepare(names: Sequence[str]) -> None:
+                async with limit:
+                    some = {name: wanted[name] for name in names}
+                    await self._prepare_some(link_name, preparing, connection, some, every)
+
+            failed = [each for each in await asyncio.gather(*map(prepare, parts), return_exceptions=True) if each]
+            if failed:
+                raise failed[0]
+            if others:
+                preparing.all_due_at = self._clock.monotonic() + PREPARE_INTERVAL_S
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
+            preparing.all_due_at = self._clock.monotonic() + REOPEN_DELAY_S
         finally:
             preparing.running = False
-            preparing.due_at = self._clock.monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
+            preparing.due_at = self._clock.monotonic() + REOPEN_DELAY_S
             self._wake()
 
+    async def _prepare_some(
+        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted, every: list[str]
+    ) -> None:
+        """Raises LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused."""
+        requests = await self._with_ends(
+            link_name, preparing, wanted, await self._requests(link_name, preparing, wanted)
+        )
+        preparing.sent |= {each.topic: each.configs for each in requests if each.configs is not None}
+        truncating = self._context.control.state.truncations
+        question = calls.PrepareTopics(
+            tuple(request for request in requests if request.topic not in truncating),
+            tuple(every),
+            tuple(name for name in every if name in truncating),
+        )
+        answer = await connection.call(question, PREPARE_TIMEOUT_S)
+        for request in requests:
+            name = request.topic
+            said = answer.topics.get(name, NOT_READY)
+            made = said.made or calls.ReadyTopic("")
+            self.prepared[link_name, name] = PreparedTopic(
+                made.remote_topic, said.ready, said.code, said.message, said.leaders or (), made.filling
+            )
+            if request.configs is not None and said.code is None:
+                preparing.configured[name] = request.configs
+        self._wake()
+
     async def _with_ends(
-        self,
-        link_name: str,
-        preparing: _Preparing,
-        wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
-        requests: Sequence[calls.WantedTopic],
+        self, link_name: str, preparing: _Preparing, wanted: Wanted, requests: Sequence[calls.WantedTopic]
     ) -> list[calls.WantedTopic]:
         """Say up to where the target is to fill compacted topics before it compacts them. Raises BrokerUnavailable.
 
@@ -168,7 +217,7 @@ class TargetTopics:
                 filling[name] = prepared.filling, len(info.partitions), configs
         places = [(name, partition) for name, (_, count, _) in filling.items() for partition in range(count)]
         now = await self._context.cluster.log_ends(places) if places else {}
-        before, preparing.ends = preparing.ends, {}
+        before = {name: preparing.ends.pop(name) for name in wanted if name in preparing.ends}
         asked = {request.topic: request for request in requests}
         for name, (since, count, configs) in filling.items():
             ends = tuple(now.get((name, partition), -1) for partition in range(count))
@@ -181,37 +230,53 @@ class TargetTopics:
             asked[name] = replace(asked[name], configs=configs, to_fill=calls.ToFill(since, ends))
         return list(asked.values())
 
-    def _unconfigured(self, preparing: _Preparing, info: TopicInfo) -> Mapping[str, str] | None:
-        """The settings of a topic, if the target has not taken them over yet."""
+    def _others_than(self, known: dict[str, Mapping[str, str]], info: TopicInfo) -> Mapping[str, str] | None:
+        """The settings of a topic, if they are read, and this proxy's to send, and not those that are known."""
         configs = self._configs.of(info) if info.name in self.sends else None
-        return None if configs is preparing.configured.get(info.name) else configs
+        before = known.get(info.name)
+        if configs is None or configs is before:
+            return None
+        if configs == before:
+            known[info.name] = configs  # so that they need not be compared again
+            return None
+        return configs
 
-    async def _request(
-        self, link_name: str, preparing: _Preparing, mapping: NamespaceMapping, info: TopicInfo
-    ) -> calls.WantedTopic:
-        """What is sent to the target of one topic; with its settings where they changed, or it may have to make it."""
-        prepared = self.prepared.get((link_name, info.name))
-        configs = self._unconfigured(preparing, info)
-        if configs is None and (prepared is None or not prepared.ready):
-            configs = self._configs.of(info)
-            if configs is None:
-                _, effective = await self._context.cluster.effective_configs([info.name])
-                configs = copied((effective or {}).get(info.name, {}))
-        return calls.WantedTopic(
-            info.name,
-            str(uuid.UUID(bytes=info.topic_id)),
-            mapping.remote_name(info.name),
-            len(info.partitions),
-            info.replication_factor,
-            predecessors(self._context, info) or None,
-            configs,
-        )
+    async def _requests(self, link_name: str, preparing: _Preparing, wanted: Wanted) -> list[calls.WantedTopic]:
+        """What is sent to the target of topics; with their settings where they changed, or it may have to make them.
 
-    def prepare_again(self, link_name: str) -> None:
-        """The target's topics are not as it said."""
+        Raises BrokerUnavailable, KafkaRefused.
+        """
+        sent: dict[str, Mapping[str, str] | None] = {}
+        unread: list[str] = []
+        for name, (_, info) in wanted.items():
+            prepared = self.prepared.get((link_name, name))
+            sent[name] = self._others_than(preparing.configured, info)
+            if sent[name] is None and (prepared is None or not prepared.ready):
+                sent[name] = self._configs.of(info)
+                if sent[name] is None:
+                    unread.append(name)
+        for start in range(0, len(unread), DESCRIBED_AT_ONCE):
+            some = unread[start : start + DESCRIBED_AT_ONCE]
+            _, effective = await self._context.cluster.effective_configs(some)
+            sent |= {name: copied((effective or {}).get(name, {})) for name in some}
+        return [
+            calls.WantedTopic(
+                name,
+                str(uuid.UUID(bytes=info.topic_id)),
+                mapping.remote_name(name),
+                len(info.partitions),
+                info.replication_factor,
+                predecessors(self._context, info) or None,
+                sent[name],
+            )
+            for name, (mapping, info) in wanted.items()
+        ]
+
+    def prepare_again(self, link_name: str, topic: str) -> None:
+        """The target's topic is not as it said."""
         preparing = self._preparing.get(link_name)
         if preparing is not None:
-            preparing.due_at = 0.0
+            preparing.asked.pop(topic, None)
 
 
 def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predecessor, ...]:

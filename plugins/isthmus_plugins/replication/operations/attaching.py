@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, replace
@@ -234,12 +235,14 @@ class Attaching:
         try:
             verification = await self._transaction_verification.plan(body.type, body.disable_transaction_verification)
             topics = await self._context.cluster.topics()
-            plans = []
-            for wanted in led:
-                name = mapping.local_name(wanted.topic)
-                if name is not None:
-                    plan, _ = await self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
-                    plans.append(plan)
+            planned = await asyncio.gather(
+                *(
+                    self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
+                    for wanted in led
+                    if (name := mapping.local_name(wanted.topic)) is not None
+                )
+            )
+            plans = [plan for plan, _ in planned]
             said = {name: each for each in led if each.configs and (name := mapping.local_name(each.topic)) is not None}
             if said:
                 await note_refused(self._context, plans, said, topics)

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from isthmus_control.model import Link, NamespaceMapping
 from isthmus_plugins.cluster import TopicInfo
-from isthmus_plugins.links import VerifyReport
+from isthmus_plugins.links import PartitionVerdict, VerifyReport
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import AT_ONCE, Comparison, Progress
-from isthmus_plugins.replication.comparison.digests import Verification
+from isthmus_plugins.replication.comparison.digests import UNKNOWN_TOPIC, Verification
 from isthmus_plugins.replication.comparison.groups import GroupVerification
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
+
+TOPICS_AT_ONCE: Final = 200
+"""Topics of which both sides are looked at; what that asks of brokers goes together."""
+LIMITS_TIMEOUT_S: Final = 60.0
+
+
+class _Limits(NamedTuple):
+    """What the other cluster says of a topic."""
+
+    ends: tuple[calls.Ends, ...]
+    compacts: bool
+    unread: str | None
+    """Why it says nothing."""
+
+
+NOT_THERE: Final = _Limits((), False, None)
 
 
 class LinkVerification(Part):
@@ -63,24 +80,33 @@ class LinkVerification(Part):
             names |= {name for remote in there if (name := mapping.local_name(remote)) is not None}
             pairs += [(mapping, name, mapping.remote_name(name) or "") for name in sorted(names)]
         counter = Progress(progress)
-        limit = asyncio.Semaphore(AT_ONCE)
-        jobs = []
-        for mapping, name, remote in pairs:
-            remote_ends: tuple[calls.Ends, ...] = ()
-            compacts = False
-            if remote in there:
-                try:
-                    answer = await connection.call(calls.TopicLimits(remote))
-                    remote_ends, compacts = answer.partitions, answer.compacts
-                except LinkRejected:
-                    pass  # deleted since then
-            local = topics.get(name)
-            for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
-                remote_end = remote_ends[partition] if partition < len(remote_ends) else None
-                jobs.append(
-                    Comparison(self._digests, connection, name, local, remote, partition, mapping, remote_end, compacts)
-                )
-        verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
+        counter.expect(sum(max(there.get(remote, 0), _partitions(topics.get(name))) for _, name, remote in pairs))
+        looked_at, compared = asyncio.Semaphore(TOPICS_AT_ONCE), asyncio.Semaphore(AT_ONCE)
+
+        async def verdicts_of(mapping: NamespaceMapping, name: str, remote: str) -> list[PartitionVerdict]:
+            async with looked_at:
+                said = await self._limits(connection, remote) if remote in there else NOT_THERE
+                local = topics.get(name)
+                count = max(len(said.ends), _partitions(local), 0 if said.unread is None else there[remote])
+                jobs = [
+                    Comparison(
+                        self._digests,
+                        connection,
+                        name,
+                        local,
+                        remote,
+                        partition,
+                        mapping,
+                        end,
+                        said.compacts,
+                        said.unread,
+                    )
+                    for partition, end in enumerate([*said.ends, *[None] * (count - len(said.ends))])
+                ]
+                return await asyncio.gather(*(job.run(compared, counter) for job in jobs))
+
+        found_of = await asyncio.gather(*(verdicts_of(*pair) for pair in pairs))
+        verdicts = [verdict for some in found_of for verdict in some]
         groups = await self.groups.verify(link, connection)
         found = [verdict.equal for verdict in verdicts] + [verdict.equal for verdict in groups]
         return VerifyReport(
@@ -88,9 +114,23 @@ class LinkVerification(Part):
             equal=bool(found) and all(found),
             records=sum(verdict.records for verdict in verdicts),
             seconds=round(self._clock.monotonic() - started, 3),
-            partitions=list(verdicts),
+            partitions=verdicts,
             groups=groups,
         )
+
+    async def _limits(self, connection: LinkConnection, remote: str) -> _Limits:
+        """Of a topic there, which may be gone by now."""
+        try:
+            answer = await connection.call(calls.TopicLimits(remote), LIMITS_TIMEOUT_S)
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            if isinstance(error, LinkRejected) and error.code == UNKNOWN_TOPIC:
+                return NOT_THERE
+            return _Limits((), False, str(error) or "the other cluster did not answer in time")
+        return _Limits(answer.partitions, answer.compacts, None)
+
+
+def _partitions(topic: TopicInfo | None) -> int:
+    return 0 if topic is None else len(topic.partitions)
 
 
 def _holds(mapping: NamespaceMapping, topic: TopicInfo) -> bool:

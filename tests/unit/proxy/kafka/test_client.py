@@ -26,7 +26,9 @@ from isthmus.kafka.client import (
     ConnectionLost,
     FetchFrom,
     KafkaError,
+    NewTopic,
     RequestTimedOut,
+    ResourceType,
     SecuritySpec,
     TopicPartition,
     UnsupportedVersion,
@@ -525,6 +527,107 @@ def test_refreshes_at_once_are_one_request() -> None:
         before = sum(len(broker.seen(ApiKey.METADATA)) for broker in world.brokers)
         await asyncio.gather(*(cluster.refresh() for _ in range(20)))
         assert sum(len(broker.seen(ApiKey.METADATA)) for broker in world.brokers) - before <= 2
+
+    in_world(test)
+
+
+def test_what_many_ask_of_topics_at_the_same_time_goes_in_few_requests() -> None:
+    """Thousands of topics are followed, or compared, each by itself: their questions meet here."""
+
+    def limits(request: Any) -> dict[str, Any]:
+        return {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {"partition_index": each.partition_index, "error_code": 0, "offset": int(topic.name)}
+                        for each in topic.partitions
+                    ],
+                }
+                for topic in request.topics
+            ]
+        }
+
+    def producers(request: Any) -> dict[str, Any]:
+        return {
+            "topics": [
+                {"name": topic.name, "partitions": [{"partition_index": index} for index in topic.partition_indexes]}
+                for topic in request.topics
+            ]
+        }
+
+    def configs(request: Any) -> dict[str, Any]:
+        return {
+            "results": [
+                {"error_code": 0, "resource_type": 2, "resource_name": each.resource_name, "configs": []}
+                for each in request.resources
+            ]
+        }
+
+    def created(request: Any) -> dict[str, Any]:
+        return {"topics": [{"name": topic.name, "topic_id": uuid.uuid4(), "error_code": 0} for topic in request.topics]}
+
+    async def test(world: World, cluster: ClusterClient) -> None:
+        def seen(api_key: int) -> list[Any]:
+            return [request for broker in world.brokers for request in broker.seen(api_key)]
+
+        for broker in world.brokers:
+            broker.answers(ApiKey.LIST_OFFSETS, limits)
+            broker.answers(ApiKey.DESCRIBE_PRODUCERS, producers)
+            broker.answers(ApiKey.DESCRIBE_CONFIGS, configs)
+            broker.answers(ApiKey.CREATE_TOPICS, created)
+        names = [str(number) for number in range(250)]
+        world.topics |= {name: {"leaders": {0: (1 + int(name) % 2, 1)}} for name in names}
+        before = len(seen(ApiKey.METADATA))
+        found = await asyncio.gather(*(cluster.refresh([name]) for name in names))
+        assert [list(each) for each in found] == [[name] for name in names]
+        assert len(seen(ApiKey.METADATA)) - before <= 2
+        await cluster.to(2)
+        places = [TopicPartition(name, 0) for name in names]
+        ends = await asyncio.gather(*(cluster.list_offsets({place: LATEST}) for place in places))
+        assert [each[place].offset for each, place in zip(ends, places, strict=True)] == list(range(250))
+        assert len(seen(ApiKey.LIST_OFFSETS)) <= 4, "two of each leader"
+        states = await asyncio.gather(*(cluster.describe_producers([place]) for place in places))
+        assert all(each[place].error is None for each, place in zip(states, places, strict=True))
+        assert len(seen(ApiKey.DESCRIBE_PRODUCERS)) <= 4
+        described = await asyncio.gather(*(cluster.describe_configs(ResourceType.TOPIC, [name]) for name in names))
+        assert [list(each) for each in described] == [[name] for name in names]
+        assert len(seen(ApiKey.DESCRIBE_CONFIGS)) <= 7
+        made = await asyncio.gather(*(cluster.create_topics([NewTopic(f"new-{name}", 1, 1)]) for name in names))
+        assert [list(each) for each in made] == [[f"new-{name}"] for name in names]
+        sizes = [len(request.topics) for request in seen(ApiKey.CREATE_TOPICS)]
+        assert sum(sizes) == 250, "each once"
+        assert len(sizes) <= 4
+        assert max(sizes) == 100
+
+    in_world(test)
+
+
+def test_what_became_of_one_of_many_is_told_to_who_asked_for_it() -> None:
+    def limits(request: Any) -> dict[str, Any]:
+        answered = [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": each.partition_index, "error_code": 29 if topic.name == "1" else 0, "offset": 7}
+                    for each in topic.partitions
+                ],
+            }
+            for topic in request.topics
+            if topic.name != "2"
+        ]
+        return {"topics": answered}
+
+    async def test(world: World, cluster: ClusterClient) -> None:
+        for broker in world.brokers:
+            broker.answers(ApiKey.LIST_OFFSETS, limits)
+        places = [TopicPartition(str(number), 0) for number in range(4)]
+        world.topics |= {place.topic: {"leaders": {0: (1, 1)}} for place in places}
+        asked = (cluster.list_offsets({place: LATEST}, deadline_s=0.2) for place in places)
+        found = [each[place] for each, place in zip(await asyncio.gather(*asked), places, strict=True)]
+        errors = [None if each.error is None else each.error.name for each in found]
+        assert errors == [None, "TOPIC_AUTHORIZATION_FAILED", "NETWORK_EXCEPTION", None]
+        assert [found[index].offset for index in (0, 3)] == [7, 7]
 
     in_world(test)
 

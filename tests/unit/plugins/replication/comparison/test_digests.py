@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -294,7 +294,7 @@ def test_a_topic_is_compacted_as_its_policy_says(policy: str, expected: bool) ->
         topic = scene.replicas.a.add_topic("u", configs={"cleanup.policy": policy})
         assert await scene.verification.compacts("u", topic.topic_id) == expected
 
-        async def refuse(name: str) -> Any:
+        async def refuse(name: str, settings: Collection[str]) -> Any:
             raise KafkaRefused(29, "TOPIC_AUTHORIZATION_FAILED", "no")
 
         scene.replicas.a.topic_configs = refuse  # type: ignore[method-assign]

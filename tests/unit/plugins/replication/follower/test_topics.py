@@ -274,6 +274,41 @@ def test_a_topic_without_leaders_is_waited_for_a_moment_and_told_as_it_is() -> N
     on_cluster(work)
 
 
+def test_many_topics_are_made_at_the_same_time_and_each_is_recorded_before() -> None:
+    """What is asked of brokers at the same time goes in one request, and what is recorded in one append."""
+
+    async def work(scene: Scene) -> None:
+        create, under_way, most = scene.cluster.create_topic, 0, 0
+        looks = 0
+
+        async def counted(topic: str, *args: Any) -> bytes:
+            nonlocal under_way, most
+            assert scene.control.state.follower_topics[topic].state is TopicState.CREATING
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                return await create(topic, *args)
+            finally:
+                under_way -= 1
+
+        async def looked(read: Any = scene.cluster.topics) -> Any:
+            nonlocal looks
+            looks += 1
+            return await read()
+
+        scene.cluster.create_topic = counted  # type: ignore[method-assign]
+        scene.cluster.topics = looked  # type: ignore[method-assign]
+        names = [f"local-{number}" for number in range(100)]
+        began = asyncio.get_running_loop().time()
+        assert (await scene.prepare(*map(wanted, names))).ready
+        assert len(scene.control.state.follower_topics) == len(scene.control.state.histories) == 100
+        assert most > 20
+        assert asyncio.get_running_loop().time() - began < 0.5
+        assert not looks, "nobody asks for all topics of the cluster"
+
+    on_cluster(work)
+
+
 def test_trouble_with_one_topic_keeps_no_other_from_following() -> None:
     async def work(scene: Scene) -> None:
         create = scene.cluster.create_topic
@@ -411,16 +446,16 @@ def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_delet
         else:
             assert (await scene.prepare()).ready
             scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
-        topics = scene.cluster.topics
+        topics = scene.cluster.topics_named
 
-        async def then_replaced() -> Mapping[str, TopicInfo]:
-            found = await topics()
-            scene.cluster.topics = topics  # type: ignore[method-assign]
+        async def then_replaced(names: Collection[str]) -> Mapping[str, TopicInfo]:
+            found = await topics(names)
+            scene.cluster.topics_named = topics  # type: ignore[method-assign]
             del scene.cluster.found[LOCAL]
             scene.cluster.add_topic(LOCAL).partitions[0].write_values(b"never agreed")
             return found
 
-        scene.cluster.topics = then_replaced  # type: ignore[method-assign]
+        scene.cluster.topics_named = then_replaced  # type: ignore[method-assign]
         assert (await scene.prepare()).code == ReasonCode.TARGET_TOPIC_NOT_CREATED
         assert scene.found.partitions[0].end == 1
         assert (await scene.prepare()).code == ReasonCode.TARGET_TOPIC_NOT_EMPTY

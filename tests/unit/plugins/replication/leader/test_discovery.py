@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -42,16 +42,19 @@ class Look(NamedTuple):
 
 
 class Connection:
-    """The other side: has every topic that it is asked for, led by broker 9."""
+    """The other side: has every topic that it is asked for, led by broker 9, but for those that it refuses."""
 
     def __init__(self) -> None:
         self.asked: list[calls.PrepareTopics] = []
+        self.refused: set[str] = set()
 
     async def call(self, question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
         self.asked.append(question)
         return calls.PrepareTopicsAnswer(
             {
-                each.topic: calls.PreparedTopic(
+                each.topic: calls.PreparedTopic(False, None, "REFUSED", "it is")
+                if each.topic in self.refused
+                else calls.PreparedTopic(
                     True, calls.ReadyTopic(each.remote_topic or ""), leaders=(9,) * each.partitions
                 )
                 for each in question.topics
@@ -271,5 +274,104 @@ def test_what_was_found_stays_while_brokers_do_not_answer() -> None:
         scene.cluster.topics = topics  # type: ignore[method-assign]
         await asyncio.sleep(SOON_S)
         assert len(scene.looks) > before
+
+    on_scene(work)
+
+
+# ---- many topics ----
+
+
+def test_many_topics_are_asked_for_some_at_a_time_and_those_that_are_there_are_pushed_meanwhile() -> None:
+    async def work(scene: Scene) -> None:
+        answered = asyncio.Event()
+        told = scene.connection.call
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            answer = await told(question, timeout_s)
+            if len(scene.connection.asked) > 1:
+                await answered.wait()
+            return answer
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        for number in range(350):
+            scene.add(f"l-{number}", 1)
+        described = scene.cluster.effective_configs
+        asked_of_brokers: list[int] = []
+
+        async def effective(topics: Sequence[str], known: bytes | None = None) -> Any:
+            asked_of_brokers.append(len(topics))
+            return await described(topics, known)
+
+        scene.cluster.effective_configs = effective  # type: ignore[method-assign]
+        await asyncio.sleep(SOON_S)
+        assert list(scene.led.values()).count(None) == 250, "the first ones are pushed"
+        answered.set()
+        await asyncio.sleep(SOON_S)
+        assert None not in scene.led.values()
+        assert sorted(len(asked.topics) for asked in scene.connection.asked[:4]) == [50, 100, 100, 100]
+        assert len(scene.connection.asked) <= 5, "each once, and maybe all again after a while"
+        assert all(len(asked.all) == 350 for asked in scene.connection.asked), "none was deleted"
+        assert sum(asked_of_brokers) <= 3 * 350, "settings are read of many in a request"
+        assert len(asked_of_brokers) <= 20
+
+    on_scene(work)
+
+
+def test_a_new_topic_is_asked_for_without_all_others() -> None:
+    async def work(scene: Scene) -> None:
+        for number in range(350):
+            scene.add(f"l-{number}", 1)
+        await asyncio.sleep(2 * PREPARE_INTERVAL_S)
+        scene.connection.asked.clear()
+        scene.add("l-new", 1)
+        await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.1)
+        asked = next(asked for asked in scene.connection.asked if any(each.topic == "l-new" for each in asked.topics))
+        assert [each.topic for each in asked.topics] == ["l-new"]
+        assert scene.led["l-new", 0] == "r-new"
+        scene.connection.asked.clear()
+        await asyncio.sleep(2 * PREPARE_INTERVAL_S)
+        assert {each.topic for asked in scene.connection.asked for each in asked.topics} == scene.cluster.found.keys()
+        assert len(scene.connection.asked) <= 3, "all others in one call, now and then"
+
+    on_scene(work)
+
+
+def test_a_topic_that_is_not_ready_is_asked_for_again_without_all_others() -> None:
+    async def work(scene: Scene) -> None:
+        scene.connection.refused.add("l-refused")
+        for number in range(20):
+            scene.add(f"l-{number}", 1)
+        scene.add("l-refused", 1)
+        await asyncio.sleep(2 * PREPARE_INTERVAL_S)
+        scene.connection.asked.clear()
+        await asyncio.sleep(PREPARE_INTERVAL_S)
+        again = [asked for asked in scene.connection.asked if [each.topic for each in asked.topics] == ["l-refused"]]
+        assert len(again) >= 4
+        assert len(scene.connection.asked) - len(again) <= 2
+        assert all(len(asked.all) == 21 for asked in again)
+        scene.connection.refused.clear()
+        await asyncio.sleep(SOON_S)
+        assert scene.led["l-refused", 0] == "r-refused"
+
+    on_scene(work)
+
+
+def test_who_was_not_answered_asks_again_a_moment_later() -> None:
+    async def work(scene: Scene) -> None:
+        told, failures = scene.connection.call, 0
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            nonlocal failures
+            if failures < 3:
+                failures += 1
+                raise TimeoutError
+            return await told(question, timeout_s)
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        scene.add("l-t", 1)
+        await asyncio.sleep(1.0)
+        assert failures <= 3, "not without a pause"
+        await asyncio.sleep(2.0)
+        assert scene.led == {("l-t", 0): "r-t"}
 
     on_scene(work)

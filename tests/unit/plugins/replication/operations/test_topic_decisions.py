@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -213,8 +214,8 @@ def test_only_the_topic_that_was_agreed_on_is_lost() -> None:
     async def work(two: Two) -> None:
         await source_created_again(two)
         # The consent is recorded, and before it is acted on somebody puts another topic there.
-        lock = two.b.plugin.parts.service._follower_topics._lock  # type: ignore[union-attr]
-        async with lock:
+        turns = two.b.plugin.parts.service._follower_topics._preparing  # type: ignore[union-attr]
+        async with turns.setdefault(("a-to-b", "l-t"), asyncio.Lock()):
             await two.b.links.recreate_topic("r-t")
             await two.clusters["B"].delete_topic("r-t")
             two.clusters["B"].add_topic("r-t").partitions[0].write_values(b"precious")

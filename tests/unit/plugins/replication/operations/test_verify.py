@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from support.partition_log import Partition, batch
 from support.plugins import Two, on_two
 
 from isthmus_plugins import links
-from isthmus_plugins.cluster import KafkaRefused, TransactionMarkers
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TransactionMarkers
 from isthmus_plugins.replication.comparison import comparison
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
@@ -64,7 +65,7 @@ def test_equal(by: str) -> None:
         assert found.equal
         assert (verdict.compared_from, verdict.compared_to, verdict.records) == (0, 100, 100)
         assert (verdict.source_end, verdict.follower_end, verdict.difference) == (100, 100, None)
-        assert PROGRESS[-1] == (100, 100)
+        assert PROGRESS[-1] == (101, 101), "a partition, and its offsets"
 
     on_a_link(work)
 
@@ -238,5 +239,63 @@ def test_topics_of_no_link_are_nobodys_business() -> None:
         for question in (calls.TopicLimits("private"), calls.Digest("private", 0, 0, 1, "records")):
             with pytest.raises(LinkRejected, match="no topic of this link"):
                 await connection.call(question)
+
+    on_a_link(work)
+
+
+def test_many_topics_are_looked_at_together_and_none_of_them_costs_a_look_at_all() -> None:
+    async def work(two: Two) -> None:
+        for number in range(30):
+            two.clusters["A"].add_topic(f"l-{number}", 3).partitions[0].write_values(b"v")
+        await two.until(
+            "copied",
+            lambda: all(
+                f"r-{number}" in two.clusters["B"].found and two.clusters["B"].partition(f"r-{number}").end
+                for number in range(30)
+            ),
+        )
+        looks = {"A": 0, "B": 0}
+        for name, cluster in two.clusters.items():
+
+            async def topics(name: str = name, read: Any = cluster.topics) -> Any:
+                looks[name] += 1
+                return await read()
+
+            cluster.topics = topics  # type: ignore[method-assign]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await report(two)
+        took_s = loop.time() - began
+        assert found.equal
+        assert len(found.partitions) == 90
+        assert (PROGRESS[0], PROGRESS[-1]) == ((0, 90), (120, 120)), "what is done shows, also where logs are empty"
+        others = int(took_s / 0.4) + 1  # those of the leader end
+        assert looks["A"] <= 1 + others, looks
+        assert looks["B"] <= 1 + others, looks
+        # One topic after the other, each partition's limits alone, took 30 x 2 x 4 requests of some milliseconds.
+        assert took_s < 0.4
+
+    on_a_link(work)
+
+
+def test_a_topic_that_cannot_be_read_there_is_not_compared_and_all_others_are() -> None:
+    async def work(two: Two) -> None:
+        await copied(two)
+        source = two.clusters["A"].add_topic("l-u").partitions[0]
+        source.write_values(b"v")
+        await two.until("copied", lambda: "r-u" in two.clusters["B"].found and two.clusters["B"].partition("r-u").end)
+        read = two.clusters["B"].log_start
+
+        async def failing(topic: str, partition: int) -> int:
+            if topic == "r-u":
+                raise BrokerUnavailable("it is away")
+            return await read(topic, partition)
+
+        two.clusters["B"].log_start = failing  # type: ignore[method-assign]
+        found = await report(two)
+        verdicts = {each.topic: each for each in found.partitions}
+        assert verdicts["l-t"].equal
+        assert verdicts["l-u"].difference == "not compared: it is away", "not that it does not exist"
+        assert not found.equal
 
     on_a_link(work)

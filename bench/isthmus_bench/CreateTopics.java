@@ -1,0 +1,112 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Properties;
+import java.util.stream.Collectors;
+import java.util.stream.IntStream;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.TopicDescription;
+
+/**
+ * Creates and deletes topics as it is told on standard input, line by line, and says how many milliseconds that took.
+ *
+ * <p>Arguments: bootstrap servers, partitions, topics in one request. {@code create PREFIX COUNT [NAME=VALUE ...]}
+ * creates PREFIX0, PREFIX1 ..., with the brokers' replication factor and these settings, one request after the other,
+ * until all partitions have leaders. {@code delete PREFIX COUNT} deletes them, until no broker lists them.
+ */
+public class CreateTopics {
+    private static final long LOOK_MS = 20;
+
+    private final Admin admin;
+    private final int partitions;
+    private final int atOnce;
+
+    private CreateTopics(Admin admin, int partitions, int atOnce) {
+        this.admin = admin;
+        this.partitions = partitions;
+        this.atOnce = atOnce;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Properties properties = new Properties();
+        properties.put("bootstrap.servers", arguments[0]);
+        BufferedReader commands = new BufferedReader(new InputStreamReader(System.in));
+        try (Admin admin = Admin.create(properties)) {
+            CreateTopics client =
+                    new CreateTopics(admin, Integer.parseInt(arguments[1]), Integer.parseInt(arguments[2]));
+            String command;
+            while ((command = commands.readLine()) != null) {
+                long began = System.nanoTime();
+                client.carryOut(command.split(" "));
+                System.out.println((System.nanoTime() - began) / 1_000_000);
+            }
+        }
+    }
+
+    private void carryOut(String[] words) throws Exception {
+        List<String> names = IntStream.range(0, Integer.parseInt(words[2]))
+                .mapToObj(number -> words[1] + number)
+                .collect(Collectors.toList());
+        switch (words[0]) {
+            case "create":
+                Map<String, String> settings = new HashMap<>();
+                for (int index = 3; index < words.length; index++) {
+                    String[] setting = words[index].split("=", 2);
+                    settings.put(setting[0], setting[1]);
+                }
+                for (List<String> some : parts(names)) {
+                    admin.createTopics(some.stream()
+                                    .map(name -> new NewTopic(name, Optional.of(partitions), Optional.empty())
+                                            .configs(settings))
+                                    .collect(Collectors.toList()))
+                            .all()
+                            .get();
+                }
+                while (!led(names)) {
+                    Thread.sleep(LOOK_MS);
+                }
+                break;
+            case "delete":
+                for (List<String> some : parts(names)) {
+                    admin.deleteTopics(some).all().get();
+                }
+                while (admin.listTopics().names().get().stream().anyMatch(name -> name.startsWith(words[1]))) {
+                    Thread.sleep(LOOK_MS);
+                }
+                break;
+            default:
+                throw new IllegalArgumentException("no such command: " + words[0]);
+        }
+    }
+
+    private List<List<String>> parts(List<String> names) {
+        List<List<String>> found = new ArrayList<>();
+        for (int start = 0; start < names.size(); start += atOnce) {
+            found.add(names.subList(start, Math.min(start + atOnce, names.size())));
+        }
+        return found;
+    }
+
+    /** Whether all partitions have leaders, as some broker knows; one may not have heard of a topic yet. */
+    private boolean led(List<String> names) throws Exception {
+        try {
+            for (TopicDescription topic :
+                    admin.describeTopics(names).allTopicNames().get().values()) {
+                if (topic.partitions().stream().anyMatch(partition -> partition.leader() == null)) {
+                    return false;
+                }
+            }
+            return true;
+        } catch (java.util.concurrent.ExecutionException error) {
+            if (error.getCause() instanceof org.apache.kafka.common.errors.UnknownTopicOrPartitionException) {
+                return false;
+            }
+            throw error;
+        }
+    }
+}

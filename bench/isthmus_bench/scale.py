@@ -1,0 +1,321 @@
+"""What many topics cost a link: attaching, verifying, and a new topic beside them, for several numbers of topics.
+
+For each size two fresh clusters, a proxy in front of each, and a link. A Java AdminClient creates as many topics at the
+target as the link will have to, with the same settings, a hundred in a request, until all partitions have leaders; they
+are deleted again, and those that are to follow created at the source, empty. Then:
+
+1. a namespace that holds them is attached: the time until all partitions follow, as the source's proxy says;
+2. both sides are verified;
+3. topics are created at the source, one after the other, with a record: the time until the target has that.
+
+CPU is that of both proxies together. What each topic takes at the largest size against the smallest says whether it
+grows with their number. Brokers run on the same machine, and take most of it while topics are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+
+from isthmus.kafka.client import LATEST, ClusterClient, NewTopic, ResourceType, TopicPartition
+from isthmus_bench.children import cpu_seconds, resident_bytes
+from isthmus_bench.command import python_build
+from isthmus_bench.java_topics import JavaTopics
+from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
+from isthmus_bench.load import batch
+from isthmus_bench.proxies import ProxyFailed, ProxyProcess
+
+Say = Callable[[str], None]
+
+LINK: Final = "scale"
+TOPICS: Final = "many."
+"""What the names of the topics begin with."""
+WARM: Final = 100
+"""Topics that are created, attached and deleted before anything is measured."""
+ATTACH_RATIO_MAX: Final = 1.5
+VERIFY_MAX_S: Final = 30.0
+NEW_TOPIC_MAX_S: Final = 2.0
+GROWTH_MAX: Final = 1.2
+"""What a topic takes among the most, against the fewest."""
+FOLLOW_TIMEOUT_S: Final = 900.0
+API_TIMEOUT_S: Final = 120.0
+LOOK_S: Final = 0.25
+LOOK_MAX_S: Final = 2.0
+LOOKS_SHARE: Final = 0.1
+"""Of the time that passes: what looking at the states of partitions takes, with a pause of two seconds at most."""
+NEW_TOPIC_LOOK_S: Final = 0.02
+TOPIC_OWN: Final = 1
+"""ConfigSource of a topic's own settings."""
+CLUSTER_SETTINGS: Final = {
+    "transaction.partition.verification.enable": "false",  # as on every target of transactions
+    "log.segment.delete.delay.ms": "1000",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure."""
+
+    version: str = DEFAULT_VERSION
+    sizes: tuple[int, ...] = (250, 500, 1_000, 2_000)
+    partitions: int = 3
+    brokers: int = 3
+    """Of each cluster, and replicas of each partition, up to three."""
+    at_once: int = 100
+    """Topics in a request of the AdminClient."""
+    new_topics: int = 5
+
+    @classmethod
+    def quick(cls, version: str) -> Plan:
+        """To see that it works; the figures mean nothing."""
+        return cls(version, (10, 20), brokers=1, new_topics=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was measured with one number of topics. Times in seconds."""
+
+    topics: int
+    partitions: int
+    """Of all topics."""
+    created_s: float
+    """By a Java AdminClient, until all have leaders."""
+    attached_s: float
+    """Until all partitions follow."""
+    attach_cpu_s: float
+    verified_s: float
+    verify_cpu_s: float
+    new_topic_s: float
+    """Until a record of a new topic is on the target: the median."""
+    new_topic_max_s: float
+    resident_mb: float
+    """Of both proxies."""
+
+    @property
+    def attach_ratio(self) -> float:
+        """Attaching, against creating the topics directly."""
+        return self.attached_s / self.created_s
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target and what was measured: None if it was not."""
+
+    target: str
+    limit: float
+    measured: float | None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.measured is None else self.measured <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run."""
+
+    machine: str
+    broker: str
+    figures: list[Figure]
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON and YAML."""
+        verdicts = [{**asdict(each), "met": each.met} for each in self.verdicts]
+        return {**asdict(self), "verdicts": verdicts}
+
+
+def growth(figures: Sequence[Figure], of: Callable[[Figure], float]) -> float | None:
+    """What a topic takes with the most topics, against what it takes with the fewest; None of one size."""
+    if len(figures) < 2:
+        return None
+    fewest, most = figures[0], figures[-1]
+    return (of(most) / most.topics) / (of(fewest) / fewest.topics)
+
+
+def verdicts_of(figures: Sequence[Figure]) -> Iterator[Verdict]:
+    """Of figures in the order of their sizes."""
+    most = figures[-1]
+    yield Verdict(f"attach of {most.topics} topics against creating them", ATTACH_RATIO_MAX, most.attach_ratio)
+    yield Verdict(f"verify of {most.topics} topics, s", VERIFY_MAX_S, most.verified_s)
+    yield Verdict(f"a new topic beside {most.topics}, s", NEW_TOPIC_MAX_S, most.new_topic_max_s)
+    compared: Mapping[str, Callable[[Figure], float]] = {
+        "attach": lambda each: each.attached_s,
+        "CPU to attach": lambda each: each.attach_cpu_s,
+        "verify": lambda each: each.verified_s,
+        "CPU to verify": lambda each: each.verify_cpu_s,
+    }
+    for what, of in compared.items():
+        yield Verdict(f"{what}, a topic, most against fewest", GROWTH_MAX, growth(figures, of))
+
+
+def run(plan: Plan, say: Say) -> Report:
+    """Measure. Progress goes to ``say``. Raises EmbeddedKafkaError, ProxyFailed, HTTPError."""
+    figures = []
+    for size in sorted(plan.sizes):
+        with ExitStack() as stack:
+            say(f"{size} topics: starting two clusters of {plan.brokers}")
+            figures.append(_Scale(plan, stack, say).measure(size))
+    return Report(
+        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {python_build()}",
+        f"Kafka {plan.version}, two clusters of {plan.brokers}",
+        figures,
+        list(verdicts_of(figures)),
+    )
+
+
+class _Scale:
+    """Two clusters, an AdminClient and a proxy of each, and a link. ``stack`` ends what it starts."""
+
+    def __init__(self, plan: Plan, stack: ExitStack, say: Say) -> None:
+        self._plan = plan
+        self._say = say
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-bench-")))
+        self._a, self._b = (self._cluster(stack, name) for name in "ab")
+        self._java_a, self._java_b = (
+            stack.enter_context(JavaTopics(plan.version, each.bootstrap_servers, plan.partitions, plan.at_once))
+            for each in (self._a, self._b)
+        )
+        self._proxies = [
+            stack.enter_context(ProxyProcess(each.bootstrap_servers, name=f"bench-{name}", directory=directory))
+            for name, each in (("a", self._a), ("b", self._b))
+        ]
+        a, b = self._proxies
+        self._http = stack.enter_context(httpx.Client(base_url=a.url, timeout=API_TIMEOUT_S, trust_env=False))
+        a.cli("link", "create", LINK, "--remote", b.link_address)
+
+    def _cluster(self, stack: ExitStack, name: str) -> KafkaCluster:
+        replicas = min(3, self._plan.brokers)
+        return stack.enter_context(
+            KafkaCluster(
+                name=name,
+                version=self._plan.version,
+                brokers=self._plan.brokers,
+                settings={**CLUSTER_SETTINGS, "default.replication.factor": str(replicas)},
+                heap_mb=768,
+                jvm_flags=("-XX:TieredStopAtLevel=4",),
+                say=lambda _: None,
+            )
+        )
+
+    def measure(self, size: int) -> Figure:
+        """All of one size."""
+        settings = self._warm_up()
+        self._say(f"{size} topics: created at the target")
+        created_s = self._java_b.create("direct.", size, settings)
+        self._java_b.delete("direct.", size)
+        self._say(f"{size} topics: created in {created_s:.1f} s; now at the source")
+        self._java_a.create(TOPICS, size, {})
+        attached_s, attach_cpu_s = self._timed(lambda: self._attach(TOPICS, size))
+        self._say(f"{size} topics: attached in {attached_s:.1f} s")
+        verified_s, verify_cpu_s = self._timed(self._verify)
+        self._say(f"{size} topics: verified in {verified_s:.1f} s")
+        new = asyncio.run(self._new_topics())
+        return Figure(
+            size,
+            size * self._plan.partitions,
+            created_s,
+            attached_s,
+            attach_cpu_s,
+            verified_s,
+            verify_cpu_s,
+            statistics.median(new),
+            max(new),
+            sum(resident_bytes(proxy.pid) for proxy in self._proxies) / 1e6,
+        )
+
+    def _warm_up(self) -> Mapping[str, str]:
+        """Have both clusters and the link do all of it once; the settings that topics have as they follow."""
+        self._java_a.create("warm.", WARM, {})
+        self._attach("warm.", WARM)
+        settings = asyncio.run(self._own_settings("warm.0"))
+        self._verify()
+        self._http.delete(f"/v1/links/{LINK}/mappings", params={"local": "warm."}).raise_for_status()
+        self._java_a.delete("warm.", WARM)
+        self._java_b.delete("warm.", WARM)
+        return settings
+
+    async def _own_settings(self, topic: str) -> Mapping[str, str]:
+        async with ClusterClient([self._b.bootstrap_servers.split(",")[0]]) as client:
+            described = (await client.describe_configs(ResourceType.TOPIC, [topic]))[topic]
+        return {
+            entry.name: entry.value
+            for entry in described.entries.values()
+            if entry.source == TOPIC_OWN and entry.value is not None
+        }
+
+    def _timed(self, work: Callable[[], None]) -> tuple[float, float]:
+        """How long it takes, and the CPU of the proxies meanwhile."""
+        pids = [proxy.pid for proxy in self._proxies]
+        began, before = time.monotonic(), sum(map(cpu_seconds, pids))
+        work()
+        return time.monotonic() - began, sum(map(cpu_seconds, pids)) - before
+
+    def _attach(self, prefix: str, size: int) -> None:
+        """Attach a namespace, and wait until all partitions of its topics follow."""
+        self._http.post("/v1/namespaces", json={"type": "topic", "prefix": prefix}).raise_for_status()
+        body = {"type": "topic", "local": prefix, "remote": prefix, "role": "leader"}
+        self._http.post(f"/v1/links/{LINK}/mappings", json=body).raise_for_status()
+        wanted, deadline = size * self._plan.partitions, time.monotonic() + FOLLOW_TIMEOUT_S
+        while True:
+            asked_at = time.monotonic()
+            partitions = self._http.get(f"/v1/links/{LINK}").raise_for_status().json()["partitions"]
+            following = sum(each["state"] == "Following" and each["topic"].startswith(prefix) for each in partitions)
+            if following == wanted:
+                return
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"{following} of {wanted} partitions follow:\n{self._log()}")
+            time.sleep(min(LOOK_MAX_S, max(LOOK_S, (time.monotonic() - asked_at) / LOOKS_SHARE)))
+
+    def _verify(self) -> None:
+        operation = self._http.post(f"/v1/links/{LINK}/verify").raise_for_status().json()
+        deadline = time.monotonic() + FOLLOW_TIMEOUT_S
+        while operation["state"] == "running":
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"verified {operation['done']} of {operation['total']}:\n{self._log()}")
+            operation = self._http.get(f"/v1/operations/{operation['id']}", params={"wait_s": 20}).json()
+        if operation["state"] != "done" or not operation["result"]["equal"]:
+            raise ProxyFailed(f"not equal: {operation['error']}\n{self._log()}")
+
+    async def _new_topics(self) -> list[float]:
+        """For some new topics: the time until the target has a record of them."""
+        source, target = (ClusterClient([each.bootstrap_servers.split(",")[0]]) for each in (self._a, self._b))
+        async with source, target:
+            found = []
+            for number in range(self._plan.new_topics):
+                place = TopicPartition(f"{TOPICS}new-{number}", 0)
+                began = time.monotonic()
+                created = await source.create_topics([NewTopic(place.topic, self._plan.partitions, -1, {})])
+                if (error := created[place.topic].error) is not None:
+                    raise ProxyFailed(f"{place.topic} was not created: {error}")
+                await self._until(source, place, 0)
+                await source.produce_raw({place: batch(1, 100)})
+                await self._until(target, place, 1)
+                found.append(time.monotonic() - began)
+        return found
+
+    async def _until(self, client: ClusterClient, place: TopicPartition, end: int) -> None:
+        """Wait until a topic is there and a log ends at an offset. Raises ProxyFailed."""
+        deadline = time.monotonic() + API_TIMEOUT_S
+        while True:
+            topic = (await client.refresh([place.topic])).get(place.topic)
+            led = topic is not None and topic.partitions[place.partition].leader >= 0
+            if led and (await client.list_offsets({place: LATEST}))[place].offset >= end:
+                return
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"{place.topic} does not end at {end}:\n{self._log()}")
+            await asyncio.sleep(NEW_TOPIC_LOOK_S)
+
+    def _log(self) -> str:
+        return "\n".join(proxy.log[-1500:] for proxy in self._proxies)
