@@ -41,8 +41,6 @@ Say = Callable[[str], None]
 LINK: Final = "scale"
 TOPICS: Final = "many."
 """What the names of the topics begin with."""
-WARM: Final = 100
-"""Topics that are created, attached and deleted before anything is measured."""
 ATTACH_RATIO_MAX: Final = 1.5
 VERIFY_MAX_S: Final = 30.0
 NEW_TOPIC_MAX_S: Final = 2.0
@@ -74,12 +72,14 @@ class Plan:
     """Of each cluster, and replicas of each partition, up to three."""
     at_once: int = 100
     """Topics in a request of the AdminClient."""
+    warm_topics: int = 100
+    """Created, attached and deleted before anything is measured."""
     new_topics: int = 5
 
     @classmethod
     def quick(cls, version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
-        return cls(version, (10, 20), brokers=1, new_topics=2)
+        return cls(version, (10, 20), brokers=1, warm_topics=5, new_topics=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +237,14 @@ class _Scale:
 
     def _warm_up(self) -> Mapping[str, str]:
         """Have both clusters and the link do all of it once; the settings that topics have as they follow."""
-        self._java_a.create("warm.", WARM, {})
-        self._attach("warm.", WARM)
+        warm = self._plan.warm_topics
+        self._java_a.create("warm.", warm, {})
+        self._attach("warm.", warm)
         settings = asyncio.run(self._own_settings("warm.0"))
         self._verify()
         self._http.delete(f"/v1/links/{LINK}/mappings", params={"local": "warm."}).raise_for_status()
-        self._java_a.delete("warm.", WARM)
-        self._java_b.delete("warm.", WARM)
+        self._java_a.delete("warm.", warm)
+        self._java_b.delete("warm.", warm)
         return settings
 
     async def _own_settings(self, topic: str) -> Mapping[str, str]:

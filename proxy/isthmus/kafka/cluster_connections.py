@@ -8,6 +8,7 @@ a deadline.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import ssl
 from collections import Counter, defaultdict
@@ -46,6 +47,7 @@ T = TypeVar("T")
 RETRY_DEADLINE_S: Final = 30.0
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
+RETRY_STEP_S: Final = 0.05
 EXPIRY_MARGIN_S: Final = 5.0
 """A connection whose authentication ends within this time (KIP-368) takes no new requests."""
 THROTTLED_SHOWN_S: Final = 2.0
@@ -55,6 +57,8 @@ SAME_ANSWERS_MAX: Final = 64
 RESPONSE_HEAD_BYTES: Final = 8
 """Size and correlation id."""
 
+_NO_TOPIC: Final = ""
+"""No topic has this name: asked for, it stands for the brokers alone."""
 _STALE_METADATA: Final = frozenset(
     {
         UNKNOWN_TOPIC_OR_PARTITION,  # also while a new topic spreads
@@ -87,6 +91,14 @@ R = TypeVar("R", bound=_HasError)
 def is_stale_metadata(error: KafkaError) -> bool:
     """Whether the leader may be another one than we thought: read the metadata again, and try again."""
     return error.code in _STALE_METADATA
+
+
+def together_at(moment: float) -> float:
+    """The next moment from this one on at which this client tries again whatever has failed.
+
+    Of a thousand partitions that have no leader yet each is asked about by itself: so they go in one request.
+    """
+    return math.ceil(moment / RETRY_STEP_S) * RETRY_STEP_S
 
 
 class Backoff:
@@ -153,13 +165,8 @@ class ClusterConnections:
 
         The internal topics are asked about every second, and have 50 partitions each: a millisecond to decode.
         """
-        self._refresh_lock = asyncio.Lock()
-        self._reads = 0
-        """Metadata requests so far."""
-        self._asked: list[frozenset[str] | None] = []
-        """What the next one is to ask for, all of it."""
-        self._refreshed: tuple[int, frozenset[str] | None] = (0, frozenset())
-        """The number of the last one that was answered, and what it asked for."""
+        self._reading: JoinedRequests[str | None, None, None] = JoinedRequests()
+        """Metadata is read of these topics; None: of all."""
         self._joining: WeakKeyDictionary[BrokerConnection, dict[tuple[object, ...], JoinedRequests[Any, Any, Any]]] = (
             WeakKeyDictionary()
         )
@@ -217,21 +224,15 @@ class ClusterConnections:
         A topic that does not exist is left out, and dropped from the cache. Topics are never created by this.
         """
         wanted = None if topics is None else frozenset(topics)
-        reads_before = self._reads
-        self._asked.append(wanted)
-        async with self._refresh_lock:
-            # Somebody may have asked the same while this call waited for the lock. Counted, not timed: two calls within
-            # a tick of the clock are two.
-            number, names = self._refreshed
-            if number <= reads_before or (names is not None and (wanted is None or not wanted <= names)):
-                together, self._asked = [wanted, *self._asked], []
-                asked = None if None in together else frozenset().union(*filter(None, together))
-                self._reads = number = self._reads + 1
-                await self._read_metadata(asked)
-                self._refreshed = number, asked
+        await self._reading.ask(dict.fromkeys([None] if wanted is None else wanted or [_NO_TOPIC]), self._read_together)
         if wanted is None:
             return self.topics
         return {name: self._topics[name] for name in wanted if name in self._topics}
+
+    async def _read_together(self, wanted: Mapping[str | None, None]) -> Mapping[str | None, None]:
+        names = None if None in wanted else frozenset(name for name in wanted if name)
+        await self._read_metadata(names)
+        return wanted
 
     async def _read_metadata(self, wanted: frozenset[str] | None) -> None:
         connection = await self.any()
@@ -492,10 +493,11 @@ class ClusterConnections:
             except (ConnectionLost, RequestTimedOut, KafkaError) as error:
                 if isinstance(error, KafkaError) and not (error.retriable or is_stale_metadata(error)):
                     raise
-                wait_s = backoff.next_s()
-                if self._closed or loop.time() + wait_s >= deadline:
+                now = loop.time()
+                again_at = together_at(now + backoff.next_s())
+                if self._closed or again_at >= deadline:
                     raise
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(again_at - now)
             try:
                 async with asyncio.timeout_at(deadline):
                     await self.refresh(topics or ())
@@ -543,8 +545,10 @@ class ClusterConnections:
             try:
                 connection = await self.to(node_id, lane)
                 answers = await ask(connection, asked)
-                lacking = KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
-                results.update({one: answers[one] if one in answers else failed(lacking) for one in asked})
+                results.update({one: answers[one] for one in asked if one in answers})
+                if left := [one for one in asked if one not in answers]:
+                    lacking = KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
+                    results.update(dict.fromkeys(left, failed(lacking)))
             except (ConnectionLost, RequestTimedOut) as error:
                 if repeat:
                     raise

@@ -1,57 +1,55 @@
-"""Questions that come while one like them is under way go out together, as the next request.
+"""Questions that come together, or while one like them is under way, go out together, as one request.
 
-Who asks alone waits for nobody. Of many who ask one thing each, the first one's request goes, and the next one asks for
-all that the others want: a broker answers a connection's requests one after the other anyway.
+Who asks alone waits for nobody. A broker answers a connection's requests one after the other anyway, so of many who
+ask one thing each nobody waits for longer than if all had gone at once, and all go on at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from isthmus.errors import RequestTimedOut
 
 K = TypeVar("K")
 A = TypeVar("A")
 V = TypeVar("V")
+Send: TypeAlias = Callable[[Mapping[K, A]], Awaitable[Mapping[K, V]]]
 
 
 class _Batch(Generic[K, A, V]):
     """What goes out together: what is asked, by what it is of, and what came of it."""
 
-    __slots__ = ("asked", "error", "found", "sent")
+    __slots__ = ("asked", "ended", "error", "found", "sent")
 
     def __init__(self) -> None:
         self.asked: dict[K, A] = {}
         self.sent = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when it was answered, or whoever was to send it was cancelled."""
         self.found: Mapping[K, V] | None = None
         self.error: Exception | None = None
 
     def takes(self, asked: Mapping[K, A], at_most: int | None) -> bool:
         """Whether this can be asked in the same request: no key of it is there with another question."""
-        if at_most is not None and len(self.asked.keys() | asked.keys()) > max(at_most, len(asked)):
+        if self.sent or (at_most is not None and len(self.asked.keys() | asked.keys()) > max(at_most, len(asked))):
             return False
-        return all(self.asked.get(key, what) == what for key, what in asked.items() if key in self.asked)
+        return all(self.asked[key] == what for key, what in asked.items() if key in self.asked)
 
 
 class JoinedRequests(Generic[K, A, V]):
     """Questions of one kind to one peer."""
 
-    __slots__ = ("_next", "_turn")
+    __slots__ = ("_last", "_turn")
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._next: _Batch[K, A, V] = _Batch()
-        """What the last of the requests asks that are to come."""
+        self._last: _Batch[K, A, V] | None = None
+        """The last of those that are, or were, to be sent."""
 
     async def ask(
-        self,
-        asked: Mapping[K, A],
-        send: Callable[[Mapping[K, A]], Awaitable[Mapping[K, V]]],
-        *,
-        at_most: int | None = None,
-        once: bool = False,
+        self, asked: Mapping[K, A], send: Send[K, A, V], *, at_most: int | None = None, once: bool = False
     ) -> Mapping[K, V]:
         """What the peer says of all of these, by a request that is sent after this call, and maybe of others.
 
@@ -59,29 +57,31 @@ class JoinedRequests(Generic[K, A, V]):
         but for what one call asks. ``once``: what may have been done is not asked again. Raises what ``send`` raises,
         and RequestTimedOut where whoever sent it was cancelled.
         """
-        if not self._next.takes(asked, at_most):
-            self._next = _Batch()
-        batch = self._next
-        batch.asked.update(asked)
-        async with self._turn:
-            if self._next is batch:
-                self._next = _Batch()
-            if batch.found is None and batch.error is None:
-                await self._send(batch, send, once)
-        if batch.error is not None:
-            raise batch.error
-        assert batch.found is not None
-        return batch.found
+        while True:
+            batch = self._last
+            if batch is not None and batch.takes(asked, at_most):
+                batch.asked.update(asked)
+                await asyncio.shield(batch.ended)
+            else:
+                batch = self._last = _Batch()
+                batch.asked.update(asked)
+                await self._send(batch, send)
+            if batch.error is not None:
+                raise batch.error
+            if batch.found is not None:
+                return batch.found
+            if batch.sent and once:
+                raise RequestTimedOut("who sent it for several was cancelled: it may have been carried out")
 
-    @staticmethod
-    async def _send(
-        batch: _Batch[K, A, V], send: Callable[[Mapping[K, A]], Awaitable[Mapping[K, V]]], once: bool
-    ) -> None:
-        if batch.sent and once:
-            batch.error = RequestTimedOut("who sent it for several was cancelled: it may have been carried out")
-            return
-        batch.sent = True
+    async def _send(self, batch: _Batch[K, A, V], send: Send[K, A, V]) -> None:
         try:
-            batch.found = await send(batch.asked)
+            await asyncio.sleep(0)  # whoever is ready to ask asks now
+            async with self._turn:
+                batch.sent = True
+                batch.found = await send(batch.asked)
         except Exception as error:
             batch.error = error
+        finally:
+            if self._last is batch:
+                self._last = None
+            batch.ended.set_result(None)

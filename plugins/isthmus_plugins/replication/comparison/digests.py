@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -184,16 +184,21 @@ class Verification(Part):
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(str(error)) from error
 
-    async def compacts(self, topic: str, topic_id: bytes) -> bool:
-        """Whether this cluster's cleaner compacts a topic, or did so while it followed. Raises BrokerUnavailable."""
+    async def compacts(self, topic: str, topic_id: bytes, configs: Mapping[str, str] | None = None) -> bool:
+        """Whether this cluster's cleaner compacts a topic, or did so while it followed. Raises BrokerUnavailable.
+
+        ``configs``: its settings, where they are known.
+        """
         record = self._context.control.state.follower_topics.get(topic)
         if record is not None and record.cleaned and record.topic_id == str(uuid.UUID(bytes=topic_id)):
             return True
+        if configs is not None:
+            return is_compacted(configs)
         try:
-            configs = await self._context.cluster.topic_configs(topic, [CLEANUP_POLICY])
+            found = await self._context.cluster.topic_configs(topic, [CLEANUP_POLICY])
         except KafkaRefused as error:
             raise BrokerUnavailable(str(error)) from error
-        return is_compacted({CLEANUP_POLICY: configs[CLEANUP_POLICY][0]})
+        return is_compacted({CLEANUP_POLICY: found[CLEANUP_POLICY][0]})
 
     # ---- the peer's calls ----
 

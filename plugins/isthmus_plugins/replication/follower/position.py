@@ -29,8 +29,9 @@ async def read_position(context: PluginContext, stream: FollowerStream, uncertai
         await cluster.log_end(stream.topic, stream.partition)
         await asyncio.sleep(LOST_REQUEST_MARGIN_S)
     read_at = context.clock.monotonic()
-    log_end = await _committed_end(context, stream)
-    log_start = await cluster.log_start(stream.topic, stream.partition)
+    log_end, log_start = await asyncio.gather(
+        _committed_end(context, stream), cluster.log_start(stream.topic, stream.partition)
+    )
     stream.follower_log.resume(log_start, log_end, await cluster.producers(stream.topic, stream.partition))
     stream.read_at = read_at
 

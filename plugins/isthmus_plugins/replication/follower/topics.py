@@ -109,19 +109,17 @@ class FollowerTopics(Part):
         self._sources_truncating(link_name, question.truncating)
         topics = await self._context.cluster.topics_named(self._locals(link_name, question.topics))
         found = await self.settings.read(link_name, question.topics, topics)
-        limit = asyncio.Semaphore(AT_ONCE)
+        left, answered = iter(question.topics), dict[str, _Prepared]()
 
-        async def prepared(wanted: calls.WantedTopic) -> _Prepared:
-            async with limit:
-                return await self._prepared(link_name, wanted, topics, found)
+        async def prepare_some() -> None:
+            for wanted in left:
+                answered[wanted.topic] = await self._prepared(link_name, wanted, topics, found)
 
-        answered = await asyncio.gather(*map(prepared, question.topics))
-        changed = [each.local for each in answered if each.changed and each.local is not None]
+        await asyncio.gather(*(prepare_some() for _ in range(min(AT_ONCE, len(question.topics)))))
+        changed = [each.local for each in answered.values() if each.changed and each.local is not None]
         if changed:
             topics = {**topics, **await self._with_leaders(changed)}
-        return calls.PrepareTopicsAnswer(
-            {wanted.topic: each.answer(topics) for wanted, each in zip(question.topics, answered, strict=True)}
-        )
+        return calls.PrepareTopicsAnswer({topic: each.answer(topics) for topic, each in answered.items()})
 
     def _locals(self, link_name: str, wanted: Iterable[calls.WantedTopic]) -> set[str]:
         """What topics of the source are called here, of those that some namespace follows."""

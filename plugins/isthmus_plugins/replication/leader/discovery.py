@@ -66,6 +66,10 @@ class Discovery:
         """The settings of a led topic as last read; None if they were not."""
         return self._configs.of(topic)
 
+    def configs_lately(self, topic: str, topic_id: bytes, within_s: float) -> Mapping[str, str] | None:
+        """The settings of a led topic, if they were read within this time."""
+        return self._configs.lately(topic, topic_id, within_s)
+
     def prepare_again(self, link_name: str, topic: str) -> None:
         """The target's topic is not as it said: ask it again with the next look."""
         self._targets.prepare_again(link_name, topic)

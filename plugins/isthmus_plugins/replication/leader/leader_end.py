@@ -83,8 +83,6 @@ class LeaderEnd(Part):
         self._flows: dict[LinkConnection, Flow] = {}
         self._tombstone_windows: dict[tuple[LinkPartition, bytes], TombstoneWindow] = {}
         """By partition and topic id."""
-        self._policies: dict[bytes, tuple[float, bool]] = {}
-        """By topic id: when its cleanup policy was read, and whether it compacts; what was read first comes first."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(context, peers, self._reconcile)
@@ -336,15 +334,8 @@ class LeaderEnd(Part):
 
     async def _compacts(self, topic: str, topic_id: bytes) -> bool:
         """Whether the cleaner compacts a topic, or did. Raises BrokerUnavailable, KafkaRefused."""
-        read_at, compacts = self._policies.get(topic_id, (float("-inf"), False))
-        if self._clock.monotonic() - read_at > POLICY_KNOWN_S:
-            compacts = await self._verification.compacts(topic, topic_id)
-            now = self._clock.monotonic()
-            self._policies.pop(topic_id, None)
-            self._policies[topic_id] = (now, compacts)
-            while now - self._policies[first := next(iter(self._policies))][0] > POLICY_KNOWN_S:
-                del self._policies[first]
-        return compacts
+        lately = self.discovery.configs_lately(topic, topic_id, POLICY_KNOWN_S)
+        return await self._verification.compacts(topic, topic_id, lately)
 
     async def ended_transactions(
         self, connection: LinkConnection, question: calls.EndedTransactions

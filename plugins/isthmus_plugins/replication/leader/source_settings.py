@@ -12,11 +12,12 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.logs.topic_settings import copied
+from isthmus_plugins.replication.logs.topic_settings import DESCRIBED_AT_ONCE, copied
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -41,6 +42,8 @@ class SourceConfigs:
         """Topics to read, with their ids."""
         self._known: dict[str, tuple[bytes, Mapping[str, str]]] = {}
         """By topic: its id, and its settings as last read."""
+        self._read_at: dict[str, float] = {}
+        """By topic: when the last reading of them began."""
         self._digests: dict[tuple[tuple[str, bytes], ...], bytes] = {}
 
     def start(self) -> None:
@@ -52,13 +55,31 @@ class SourceConfigs:
     def watch(self, topics: Collection[TopicInfo]) -> None:
         """Read the settings of these topics from now on, and of no others."""
         self._topics = {topic.name: topic.topic_id for topic in topics}
-        for name in [name for name in self._known if name not in self._topics]:
-            del self._known[name]
+        for known in (self._known, self._read_at):
+            for name in [name for name in known if name not in self._topics]:
+                del known[name]
 
     def of(self, topic: TopicInfo) -> Mapping[str, str] | None:
         """The topic's settings as last read; None if they were not. The same object as long as they are the same."""
         topic_id, configs = self._known.get(topic.name, (b"", None))
         return configs if topic_id == topic.topic_id else None
+
+    def lately(self, topic: str, topic_id: bytes, within_s: float) -> Mapping[str, str] | None:
+        """A topic's settings, if they were read within this time."""
+        known_id, configs = self._known.get(topic, (b"", None))
+        fresh = self._clock.monotonic() - self._read_at.get(topic, float("-inf")) <= within_s
+        return configs if fresh and known_id == topic_id else None
+
+    async def read(self, topics: Collection[TopicInfo]) -> None:
+        """Read the settings of some topics now. Raises BrokerUnavailable, KafkaRefused."""
+        left = {topic.name: topic.topic_id for topic in topics}
+        while left:
+            some = dict(islice(left.items(), DESCRIBED_AT_ONCE))
+            began = self._clock.monotonic()
+            _, found = await self._context.cluster.effective_configs(list(some))
+            self._take(some, {name: copied(effective) for name, effective in (found or {}).items()})
+            self._read_at |= dict.fromkeys(some, began)
+            left = {name: topic_id for name, topic_id in left.items() if name not in some}
 
     async def _read_for_ever(self) -> None:
         while True:
@@ -82,9 +103,11 @@ class SourceConfigs:
                 await asyncio.sleep(REQUEST_INTERVAL_S)
             ids = {name: self._topics[name] for name in names if name in self._topics}
             key = tuple(ids.items())
+            began = self._clock.monotonic()
             digests[key], found = await self._context.cluster.effective_configs(list(ids), self._digests.get(key))
             if found is not None:
                 self._take(ids, {name: copied(effective) for name, effective in found.items()})
+            self._read_at |= dict.fromkeys(ids, began)
         self._digests = digests
 
     def _take(self, ids: Mapping[str, bytes], found: Mapping[str, Mapping[str, str]]) -> None:

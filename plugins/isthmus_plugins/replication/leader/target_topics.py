@@ -17,7 +17,7 @@ from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.logs.topic_settings import DESCRIBED_AT_ONCE, copied, is_compacted
+from isthmus_plugins.replication.logs.topic_settings import is_compacted
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -246,19 +246,14 @@ class TargetTopics:
 
         Raises BrokerUnavailable, KafkaRefused.
         """
-        sent: dict[str, Mapping[str, str] | None] = {}
-        unread: list[str] = []
-        for name, (_, info) in wanted.items():
-            prepared = self.prepared.get((link_name, name))
-            sent[name] = self._others_than(preparing.configured, info)
-            if sent[name] is None and (prepared is None or not prepared.ready):
-                sent[name] = self._configs.of(info)
-                if sent[name] is None:
-                    unread.append(name)
-        for start in range(0, len(unread), DESCRIBED_AT_ONCE):
-            some = unread[start : start + DESCRIBED_AT_ONCE]
-            _, effective = await self._context.cluster.effective_configs(some)
-            sent |= {name: copied((effective or {}).get(name, {})) for name in some}
+        may_be_made = {name for name in wanted if not self._is_ready(link_name, name)}
+        await self._configs.read([wanted[name][1] for name in may_be_made if self._configs.of(wanted[name][1]) is None])
+        sent = {
+            name: (self._configs.of(info) or {})
+            if name in may_be_made
+            else self._others_than(preparing.configured, info)
+            for name, (_, info) in wanted.items()
+        }
         return [
             calls.WantedTopic(
                 name,

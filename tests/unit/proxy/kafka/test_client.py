@@ -603,6 +603,38 @@ def test_what_many_ask_of_topics_at_the_same_time_goes_in_few_requests() -> None
     in_world(test)
 
 
+def test_of_many_new_topics_that_no_broker_leads_yet_all_are_asked_about_together_again() -> None:
+    """A broker that is busy takes seconds to lead what was made: thousands of partitions wait for it at a time."""
+    led = asyncio.Event()
+
+    def limits(request: Any) -> dict[str, Any]:
+        code = 0 if led.is_set() else 6
+        answered = [
+            {
+                "name": topic.name,
+                "partitions": [{"partition_index": 0, "error_code": code, "offset": 7} for _ in topic.partitions],
+            }
+            for topic in request.topics
+        ]
+        return {"topics": answered}
+
+    async def test(world: World, cluster: ClusterClient) -> None:
+        one, _ = world.brokers
+        one.answers(ApiKey.LIST_OFFSETS, limits)
+        places = [TopicPartition(str(number), 0) for number in range(100)]
+        world.topics |= {place.topic: {"leaders": {0: (1, 1)}} for place in places}
+        asyncio.get_running_loop().call_later(0.7, led.set)
+
+        async def asked(place: TopicPartition) -> int:
+            await asyncio.sleep(int(place.topic) / 1000)  # as they are made one after the other
+            return (await cluster.list_offsets({place: LATEST}))[place].offset
+
+        assert await asyncio.gather(*map(asked, places)) == [7] * 100
+        assert len(one.seen(ApiKey.LIST_OFFSETS)) < 200, "some 500 if each tried again at a time of its own"
+
+    in_world(test)
+
+
 def test_what_became_of_one_of_many_is_told_to_who_asked_for_it() -> None:
     def limits(request: Any) -> dict[str, Any]:
         answered = [

@@ -346,7 +346,7 @@ def test_a_topic_that_is_not_ready_is_asked_for_again_without_all_others() -> No
         scene.connection.asked.clear()
         await asyncio.sleep(PREPARE_INTERVAL_S)
         again = [asked for asked in scene.connection.asked if [each.topic for each in asked.topics] == ["l-refused"]]
-        assert len(again) >= 4
+        assert len(again) >= 3
         assert len(scene.connection.asked) - len(again) <= 2
         assert all(len(asked.all) == 21 for asked in again)
         scene.connection.refused.clear()
