@@ -10,14 +10,17 @@ import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.common.TopicPartition;
 
 /**
  * Creates and deletes topics as it is told on standard input, line by line, and says how many milliseconds that took.
  *
  * <p>Arguments: bootstrap servers, partitions, topics in one request. {@code create PREFIX COUNT [NAME=VALUE ...]}
  * creates PREFIX0, PREFIX1 ..., with the brokers' replication factor and these settings, one request after the other,
- * until all partitions have leaders. {@code delete PREFIX COUNT} deletes them, until no broker lists them.
+ * until all partitions have leaders; {@code offsets PREFIX COUNT} waits until these leaders say where the logs end.
+ * {@code delete PREFIX COUNT} deletes them, until no broker lists them.
  */
 public class CreateTopics {
     private static final long LOOK_MS = 20;
@@ -35,6 +38,7 @@ public class CreateTopics {
     public static void main(String[] arguments) throws Exception {
         Properties properties = new Properties();
         properties.put("bootstrap.servers", arguments[0]);
+        properties.put("default.api.timeout.ms", "600000");
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in));
         try (Admin admin = Admin.create(properties)) {
             CreateTopics client =
@@ -70,6 +74,15 @@ public class CreateTopics {
                 while (!led(names)) {
                     Thread.sleep(LOOK_MS);
                 }
+                break;
+            case "offsets":
+                Map<TopicPartition, OffsetSpec> latest = new HashMap<>();
+                for (String name : names) {
+                    for (int partition = 0; partition < partitions; partition++) {
+                        latest.put(new TopicPartition(name, partition), OffsetSpec.latest());
+                    }
+                }
+                admin.listOffsets(latest).all().get();
                 break;
             case "delete":
                 for (List<String> some : parts(names)) {

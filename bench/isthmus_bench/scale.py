@@ -91,6 +91,8 @@ class Figure:
     """Of all topics."""
     created_s: float
     """By a Java AdminClient, until all have leaders."""
+    usable_s: float
+    """And until these say where their logs end: no stream can be opened before."""
     attached_s: float
     """Until all partitions follow."""
     attach_cpu_s: float
@@ -214,6 +216,7 @@ class _Scale:
         settings = self._warm_up()
         self._say(f"{size} topics: created at the target")
         created_s = self._java_b.create("direct.", size, settings)
+        usable_s = created_s + self._java_b.offsets("direct.", size)
         self._java_b.delete("direct.", size)
         self._say(f"{size} topics: created in {created_s:.1f} s; now at the source")
         self._java_a.create(TOPICS, size, {})
@@ -226,6 +229,7 @@ class _Scale:
             size,
             size * self._plan.partitions,
             created_s,
+            usable_s,
             attached_s,
             attach_cpu_s,
             verified_s,

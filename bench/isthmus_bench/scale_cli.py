@@ -61,12 +61,24 @@ def scale(
 
 def tables(report: Report) -> Iterator[Table]:
     """The report as tables of text."""
-    heads = ["topics", "partitions", "AdminClient s", "attach s", "ratio", "verify s", "new topic s", "max s", "MB"]
+    heads = [
+        "topics",
+        "partitions",
+        "AdminClient s",
+        "usable s",
+        "attach s",
+        "ratio",
+        "verify s",
+        "new topic s",
+        "max s",
+        "MB",
+    ]
     rows = [
         [
             str(each.topics),
             str(each.partitions),
             number(each.created_s, 1),
+            number(each.usable_s, 1),
             number(each.attached_s, 1),
             number(each.attach_ratio, 2),
             number(each.verified_s, 1),

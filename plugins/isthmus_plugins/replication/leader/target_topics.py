@@ -64,7 +64,7 @@ class _Preparing:
         self.every: list[str] | None = None
         """All led topics, as it was told last."""
         self.due_at = 0.0
-        """When it is asked again for those that are not ready, although nothing changed here."""
+        """When it is asked again for those that are not ready, or not led, although nothing changed here."""
         self.all_due_at = 0.0
         """Likewise for all."""
         self.ends: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -116,7 +116,7 @@ class TargetTopics:
             if asked[name] != preparing.asked.get(name) or self._others_than(preparing.sent, info) is not None
         ]
         if now >= preparing.due_at:
-            due += [name for name in wanted if not self._is_ready(link_name, name)]
+            due += [name for name in wanted if not self._is_led(link_name, name)]
         others = now >= preparing.all_due_at
         if not due and not others and every == preparing.every:
             return
@@ -129,6 +129,10 @@ class TargetTopics:
     def _is_ready(self, link_name: str, topic: str) -> bool:
         known = self.prepared.get((link_name, topic))
         return known is not None and known.ready
+
+    def _is_led(self, link_name: str, topic: str) -> bool:
+        """Whether a topic is ready, and the target has found the leaders of all its partitions."""
+        return self._is_ready(link_name, topic) and -1 not in self.prepared[link_name, topic].leaders
 
     async def _prepare_topics(
         self,

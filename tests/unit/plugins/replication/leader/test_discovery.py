@@ -356,6 +356,29 @@ def test_a_topic_that_is_not_ready_is_asked_for_again_without_all_others() -> No
     on_scene(work)
 
 
+def test_a_topic_whose_leaders_are_not_known_there_yet_is_asked_for_again_soon() -> None:
+    async def work(scene: Scene) -> None:
+        told, leaders = scene.connection.call, (9, -1)
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            answer = await told(question, timeout_s)
+            return calls.PrepareTopicsAnswer(
+                {name: replace(each, leaders=leaders) for name, each in answer.topics.items()}
+            )
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        scene.add("l-t", 1, 1)
+        await asyncio.sleep(SOON_S)
+        leaders = (9, 9)
+        await asyncio.sleep(SOON_S)
+        assert SOON_S < PREPARE_INTERVAL_S
+        (found,) = set(scene.discovery.led.values())
+        assert found is not None
+        assert found.leaders == (9, 9)
+
+    on_scene(work)
+
+
 def test_who_was_not_answered_asks_again_a_moment_later() -> None:
     async def work(scene: Scene) -> None:
         told, failures = scene.connection.call, 0
