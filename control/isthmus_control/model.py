@@ -29,9 +29,9 @@ INTERNAL_PREFIX = "__isthmus_"
 """Topics and consumer groups of the proxies themselves. No client writes them, no namespace holds them."""
 
 KAFKA_INTERNAL_TOPICS = frozenset(
-    ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+    ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata", "__remote_log_metadata")
 )
-"""Topics of Kafka's own coordinators: never part of a namespace, whatever its prefix."""
+"""Kafka's own topics, about its own partitions: never part of a namespace, whatever its prefix."""
 
 INTERNAL_TOPIC_PREFIXES = (INTERNAL_PREFIX, COPY_PREFIX)
 """Also of copies of other clusters' offsets topics: links write those, and no client does."""
@@ -67,13 +67,19 @@ def contains(kind: ResourceType, prefix: str, name: str) -> bool:
 
     The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics and groups are in none.
     """
-    if not name.startswith(prefix) or (not prefix and name.startswith("_")):
-        return False
-    if kind is ResourceType.CONSUMER_GROUP:
-        return not name.startswith(INTERNAL_PREFIX)
-    return kind is not ResourceType.TOPIC or not (
-        name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_TOPIC_PREFIXES)
-    )
+    return name.startswith(prefix) and (bool(prefix) or not name.startswith("_")) and not is_internal(kind, name)
+
+
+def is_internal(kind: ResourceType, name: str) -> bool:
+    """Whether a resource is Kafka's own, or the proxies', and in no namespace."""
+    if kind is ResourceType.TOPIC:
+        return is_internal_topic(name)
+    return kind is ResourceType.CONSUMER_GROUP and name.startswith(INTERNAL_PREFIX)
+
+
+def is_internal_topic(name: str) -> bool:
+    """Whether a topic is Kafka's own, or the proxies', whatever else begins with underscores."""
+    return name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_TOPIC_PREFIXES)
 
 
 def overlap(left: str, right: str) -> bool:

@@ -161,6 +161,7 @@ class TopicInfo(NamedTuple):
     partitions: tuple[PartitionInfo, ...]
     replication_factor: int
     internal: bool
+    """Kafka's own, or the proxies': in no namespace."""
     pinned: bool = False
     """Whether it is read from these leaders in these epochs only: each replica is cleaned by itself."""
 

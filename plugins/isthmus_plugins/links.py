@@ -161,6 +161,15 @@ class GroupPlan(_Model):
     """Committed offsets in topics of the link: they become what the source's group has, or go."""
 
 
+class LeftOutName(_Model):
+    """A topic or consumer group that a namespace's prefix covers, and that its link does not replicate."""
+
+    type: Literal["topic", "consumer-group"]
+    name: str
+    """At the source."""
+    reason: str
+
+
 class AttachResult(_Model):
     link_name: str
     local: str
@@ -170,6 +179,8 @@ class AttachResult(_Model):
     topics: list[TopicPlan] = []
     transaction_verification: TransactionVerificationPlan | None = None
     groups: list[GroupPlan] = []
+    left_out: list[LeftOutName] = []
+    """By all that the link has attached then."""
 
 
 class MappingStatus(_Model):
@@ -262,6 +273,8 @@ class PromotedNamespace(_Model):
     transactions_ended: int = 0
     transactions_committed: int = 0
     """Of these."""
+    left_out: list[LeftOutName] = []
+    """What the link did not replicate of it, as the source said last."""
     settings_refused: list[str] = []
     """Of each topic the settings of the source that the brokers here refuse, or (a dry run) would refuse: it keeps a
     follower's, and is promoted all the same."""
@@ -544,6 +557,10 @@ class LinkStatus(_Model):
     """What keeps this proxy from knowing all that groups have committed."""
     settings_kept: list[str] = []
     """Settings that topics which followed have still as followers do, since the brokers refused the source's."""
+    left_out: list[LeftOutName] = []
+    """What a led namespace's prefix covers at the source, and is not replicated."""
+    left_out_more: int = 0
+    """So many more there are."""
     source_losses: list[SourceLossStatus] = []
     """What a source lost although it had acked it In-Sync, until `isthmus link acknowledge`."""
     source_losses_left_off: int = 0
@@ -649,3 +666,7 @@ class VerifyReport(_Model):
     seconds: float
     partitions: list[PartitionVerdict]
     groups: list[GroupVerdict] = []
+    left_out: list[LeftOutName] = []
+    """What the link does not replicate, and was not compared."""
+    message: str | None = None
+    """That nothing was compared: it is not equal then, and not different."""

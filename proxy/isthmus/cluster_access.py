@@ -27,6 +27,7 @@ from isthmus.kafka.group_existence import group_exists
 from isthmus.kafka.groups import GroupClient
 from isthmus.kafka.results import ResourceType, TopicPartition, as_error
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
+from isthmus_control.model import is_internal_topic
 from isthmus_plugins.cluster import (
     BrokerUnavailable,
     CommittedOffset,
@@ -457,7 +458,7 @@ def _topic(info: results.TopicInfo) -> TopicInfo:
         info.topic_id.bytes,
         tuple(PartitionInfo(partition.leader, partition.leader_epoch) for partition in partitions),
         len(partitions[0].replicas) if partitions else 1,
-        info.is_internal or info.name.startswith("__"),
+        info.is_internal or is_internal_topic(info.name),
     )
 
 

@@ -39,6 +39,7 @@ from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.operations.service import LinkService
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.observing import LinkObserving
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
@@ -83,6 +84,7 @@ class Parts:
     acls: AclEnds
     group_statuses: GroupStatuses
     told_losses: ToldSourceLosses
+    left_out: LeftOutNames
     service: LinkService
     observing: LinkObserving
 
@@ -137,6 +139,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
     truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
     told_losses = ToldSourceLosses(context, peers)
+    left_out = LeftOutNames(context, peers)
     service = LinkService(
         context,
         peers,
@@ -153,6 +156,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         store,
         shared_settings,
         told_losses,
+        left_out,
     )
     parts = Parts(
         context=context,
@@ -184,6 +188,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         acls=acls,
         group_statuses=group_statuses,
         told_losses=told_losses,
+        left_out=left_out,
         service=service,
         observing=LinkObserving(context.link_observers, service.statuses, context.clock, context.supervision),
     )

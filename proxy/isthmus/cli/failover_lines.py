@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.output import columns, prefix_cell
 
 
@@ -63,6 +64,7 @@ def failed_over(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield from missing
     yield from refused_settings(report)
+    yield from left_out_of(report)
     kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
     if kept:
         yield ""
@@ -77,6 +79,11 @@ def refused_settings(report: dict[str, Any]) -> Iterator[str]:
             "the brokers here would refuse:" if report["dry_run"] else "refused by the brokers here, to be set by hand:"
         )
         yield from refused
+
+
+def left_out_of(report: dict[str, Any]) -> Iterator[str]:
+    """What the source's namespaces held that is not here."""
+    yield from left_out_lines([name for each in report["namespaces"] for name in each["left_out"]])
 
 
 def _until(claim: dict[str, Any]) -> tuple[str | None, str | None]:

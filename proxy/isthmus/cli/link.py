@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
-from isthmus.cli.failover_lines import failed_over, heard, moment, refused_settings
+from isthmus.cli.failover_lines import failed_over, heard, left_out_of, moment, refused_settings
+from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.namespace import TypeOption
 from isthmus.cli.operation import follow
 from isthmus.cli.output import (
@@ -616,6 +617,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
         ]
     )
     yield from loss_lines([link])
+    yield from left_out_lines(link["left_out"], link["left_out_more"])
     for acls in link["acls"]:
         yield ""
         yield from _acl_lines(acls)
@@ -657,6 +659,7 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield "not drained:"
         yield from missing
     yield from refused_settings(report)
+    yield from left_out_of(report)
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
@@ -711,3 +714,4 @@ def _attached(result: dict[str, Any]) -> Iterator[str]:
             ("GROUP", "SOURCE_GROUP", "POSITIONS_REPLACED"),
             ((each["group"], each["source_group"], each["positions_replaced"]) for each in result["groups"]),
         )
+    yield from left_out_lines(result["left_out"])

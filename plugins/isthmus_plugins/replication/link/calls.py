@@ -1111,6 +1111,36 @@ class AcknowledgeSourceLosses(Question[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOutName:
+    """See :class:`isthmus_control.left_out.LeftOut`; in the names of the source."""
+
+    type: ResourceType
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutAnswer:
+    names: tuple[LeftOutName, ...] = ()
+    more: int = 0
+    """So many more there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut(Question[LeftOutAnswer]):
+    """The follower asks what the source's namespaces hold and the link leaves out.
+
+    ``type``, ``local`` and ``remote``: also a pair of namespaces that is to be attached, by the names of who is asked.
+    """
+
+    METHOD = "left_out"
+
+    type: ResourceType | None = None
+    local: str | None = None
+    remote: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AnyOfLinks:
     """See :class:`~isthmus_plugins.links.AnyOf`."""
 

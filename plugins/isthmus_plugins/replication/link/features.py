@@ -24,6 +24,8 @@ NEGATIVE_OFFSETS: Final = "negative-offsets"
 """Groups may have committed such."""
 DECISIONS_IN_PART: Final = "decisions-in-part"
 """It takes an answer to decisions that says of which topics they are not stored. Others are refused all of them."""
+LEFT_OUT_NAMES: Final = "left-out"
+"""It says what links leave out although a namespace's prefix covers it."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -35,6 +37,7 @@ FEATURES: Final = (
     PARTITION_ENDS,
     NEGATIVE_OFFSETS,
     DECISIONS_IN_PART,
+    LEFT_OUT_NAMES,
 )
 
 

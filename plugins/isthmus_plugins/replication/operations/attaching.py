@@ -22,6 +22,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import (
     AttachResult,
     GroupPlan,
+    LeftOutName,
     OperationError,
     TopicPlan,
     TransactionVerificationPlan,
@@ -37,10 +38,11 @@ from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.target_topics import predecessors
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.features import SOURCE_LOSSES
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -56,6 +58,7 @@ class Attaching:
         follower_topics: FollowerTopics,
         transaction_verification: TransactionVerification,
         group_follower: GroupFollower,
+        left_out: LeftOutNames,
     ) -> None:
         self._context = context
         self._commands = commands
@@ -64,6 +67,7 @@ class Attaching:
         self._follower_topics = follower_topics
         self._transaction_verification = transaction_verification
         self._group_follower = group_follower
+        self._left_out = left_out
 
     async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
         """Attach a pair of namespaces at both ends; the follower decides first."""
@@ -122,6 +126,7 @@ class Attaching:
             topics=plans,
             transaction_verification=verification,
             groups=groups,
+            left_out=await self._left_out_of(link, kind, request, role),
         )
         if request.dry_run:
             return result
@@ -139,6 +144,15 @@ class Attaching:
             here = replace(here, truncate_topic_ids=truncate)
         await self._attach_both(link, here, replace(there, truncate_topic_ids=truncate if role is Role.LEADER else ()))
         return result
+
+    async def _left_out_of(
+        self, link: Link, kind: ResourceType, request: links.Attach, role: Role
+    ) -> list[LeftOutName]:
+        """What would be left out. Raises OperationError."""
+        try:
+            return await self._left_out.attached(link, kind, request.local, request.remote, role)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("UNAVAILABLE", f"what would be left out is not known: {error}", 503) from error
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
         """Attach principals, whose bindings both clusters must let their proxies see, and the follower's change."""

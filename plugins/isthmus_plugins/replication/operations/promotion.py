@@ -53,6 +53,7 @@ from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 from isthmus_plugins.replication.operations.commands import Call
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -86,12 +87,14 @@ class Promotions:
         ends: Resolution,
         stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
         promoted: Callable[[], Awaitable[None]],
+        left_out: LeftOutNames,
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._ends = ends
         self._stopped = stopped
         self._promoted = promoted
+        self._left_out = left_out
         self._call = call
         self._append = append
         self._detach_here = detach_here
@@ -155,6 +158,7 @@ class Promotions:
                 "NOT_FOUND", f"the {wanted.type} namespace {wanted.local!r} does not follow over {link.name!r}", 404
             )
         report = PromotedNamespace(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix)
+        report.left_out = self._left_out.of_follower(link.name, kind, mapping.remote_prefix)
         try:
             # First: a decision that is carried out by now has its markers in the logs that are looked at after.
             report.missing += await self._deciding(link.name)

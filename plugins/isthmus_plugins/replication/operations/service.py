@@ -45,6 +45,7 @@ from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.links import LinkStatuses
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.status.truncations import truncation_statuses
@@ -74,13 +75,21 @@ class LinkService(Part):
         store: TransactionStore,
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
+        left_out: LeftOutNames,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
         self._verification = verification
         self._commands = commands = LinkCommands(context, peers)
         self.attaching = Attaching(
-            context, commands, leader_end, follower_end, follower_topics, transaction_verification, group_follower
+            context,
+            commands,
+            leader_end,
+            follower_end,
+            follower_topics,
+            transaction_verification,
+            group_follower,
+            left_out,
         )
         self.offsets_topics = OffsetsTopics(
             context,
@@ -92,6 +101,7 @@ class LinkService(Part):
             commands.would_append,
         )
         self.creation = LinkCreation(context, commands, peers, self.offsets_topics, self.attaching.detach_here)
+        self._left_out = left_out
         self._kept_settings = KeptSettings(context)
         self._decisions = TopicDecisions(context, follower_topics, commands.call, commands.append)
         self._promotions = Promotions(
@@ -104,6 +114,7 @@ class LinkService(Part):
             Resolution(context, store),
             self.attaching.stopped_to_follow,
             self._promoted,
+            left_out,
         )
         self._statuses = LinkStatuses(
             context,
@@ -118,6 +129,7 @@ class LinkService(Part):
             sync_leases,
             shared_settings,
             told_losses,
+            left_out,
             lambda: self._promotions.trouble,
             self._kept_settings.of,
         )
@@ -131,7 +143,7 @@ class LinkService(Part):
             shared_settings,
             context.clock,
         )
-        self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
+        self._failovers = Failovers(context, self._promotions, sync_leases, peers.state, left_out)
 
     def start(self) -> None:
         self._promotions.start()
@@ -344,6 +356,8 @@ class LinkService(Part):
         """Compare both sides."""
         link = self._commands.link(link_name)
         try:
-            return await self._verification.verify(link, self._commands.connection(link_name), progress)
+            report = await self._verification.verify(link, self._commands.connection(link_name), progress)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("UNAVAILABLE", f"not verified: {error}", 503) from error
+        report.left_out = self._left_out.of(link_name)
+        return report

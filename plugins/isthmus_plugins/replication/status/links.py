@@ -20,6 +20,7 @@ from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.mappings import mapping_statuses
 from isthmus_plugins.replication.status.offsets_topics import status_of
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses, note_source_losses
@@ -56,6 +57,7 @@ class LinkStatuses:
         sync_leases: SyncLeases,
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
+        left_out: LeftOutNames,
         trouble: Callable[[], str | None],
         settings_kept: Callable[[str], list[str]],
     ) -> None:
@@ -73,6 +75,7 @@ class LinkStatuses:
         self._sync_leases = sync_leases
         self._shared_settings = shared_settings
         self._told_losses = told_losses
+        self._left_out = left_out
         self._trouble = trouble
         self._settings_kept = settings_kept
 
@@ -121,6 +124,8 @@ class LinkStatuses:
             groups=groups,
             group_warnings=self._group_statuses.warnings(link),
             settings_kept=self._settings_kept(link.name),
+            left_out=self._left_out.of(link.name),
+            left_out_more=self._left_out.more(link.name),
             source_losses=self._told_losses.of(link),
             source_losses_left_off=self._told_losses.left_off(link.name),
         )

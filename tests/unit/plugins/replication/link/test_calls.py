@@ -441,6 +441,16 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         '"salvage_proxy":"b","salvage_file":"/salvage/x"}],"left_off":2}',
         [(calls.Done(), "{}")],
     ),
+    (
+        calls.LeftOut(ResourceType.TOPIC, "", "b-"),
+        '{"type":"topic","local":"","remote":"b-"}',
+        [
+            (
+                calls.LeftOutAnswer((calls.LeftOutName(ResourceType.TOPIC, "_t", "why"),), 3),
+                '{"names":[{"type":"topic","name":"_t","reason":"why"}],"more":3}',
+            )
+        ],
+    ),
     (calls.AcknowledgeSourceLosses(7), '{"number":7}', [(calls.Done(), "{}")]),
     (
         calls.SyncLease((1, 2), (0,)),
