@@ -26,7 +26,7 @@ from isthmus_control.codec import MalformedValue, UnknownField, canonical_json, 
 from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
-from isthmus_control.levels import CONCERNS, PREFIXES, SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CONCERNS, FROM_FIRST, PREFIXES, SIGNING, SOURCE_LOSSES
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
@@ -690,8 +690,8 @@ class PartitionSync:
 class RecordSync(Body):
     """Partitions of a synchronous link are In-Sync or Out-Of-Sync from these offsets on: from now on, for acks.
 
-    ``reached``: they are In-Sync already, and the other side has been seen to have all. OUT_OF_SYNC makes those Syncing
-    again that never were.
+    ``reached``: they are In-Sync already, and the other side has been seen to have all. ``from_first``: they are so new
+    that acks were held from their first record on. OUT_OF_SYNC makes those Syncing again that neither is true of.
     """
 
     KIND: ClassVar[str] = "record-sync"
@@ -702,6 +702,7 @@ class RecordSync(Body):
     partitions: tuple[PartitionSync, ...]
     reason: Reason | None = None
     reached: bool = False
+    from_first: bool = field(default=False, metadata=since(FROM_FIRST))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from isthmus_control.clock import latest as latest_register
 from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
-from isthmus_control.levels import SOURCE_LOSSES, key_id_of, known_level
+from isthmus_control.levels import FROM_FIRST, SOURCE_LOSSES, key_id_of, known_level
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -387,8 +387,9 @@ class SyncRecord:
 
     ``since_offset`` is an offset of the partition: both sides have what is below it. ``at_offset`` is the record's own
     in the command log. OUT_OF_SYNC alone has a reason. ``reached``: since the mode was set, the other side has been
-    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing. ``degraded``: it
-    has been Out-Of-Sync for long, and not In-Sync since; it says nothing while acks are held.
+    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing. ``from_first``:
+    it is In-Sync before that is reached, since acks were held from its first record on. ``degraded``: it has been
+    Out-Of-Sync for long, and not In-Sync since; it says nothing while acks are held.
     """
 
     topic_id: str
@@ -399,6 +400,7 @@ class SyncRecord:
     at_offset: int
     reached: bool = True
     degraded: Degraded | None = None
+    from_first: bool = field(default=False, metadata=since(FROM_FIRST))
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,6 +306,8 @@ class SyncStatus(_Model):
     state: Literal["Syncing", "In-Sync", "Out-Of-Sync", "Unknown"]
     """In-Sync: acks wait until both clusters have the record. Syncing: not yet. Out-Of-Sync: not any more. Unknown, at
     the target alone: nothing was heard of it for too long."""
+    from_first: bool = False
+    """In-Sync, and so new that no lease was granted to the target yet: acks waited from its first record on."""
     since_offset: int | None = None
     """From this offset on; both clusters have what is below it. None: Syncing, nothing is recorded, or not known."""
     since_ms: int | None = None

@@ -29,6 +29,7 @@ from isthmus_plugins.replication.leader.ends_seen import EndsSeen
 from isthmus_plugins.replication.leader.lag_without_stream import LagWithoutStream
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
+from isthmus_plugins.replication.leader.target_topics import HoldsFromFirst
 from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -86,7 +87,8 @@ class LeaderEnd(Part):
         """By topic id: when its cleanup policy was read, and whether it compacts."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LinkPartition, Stopped] = {}
-        self.discovery = Discovery(context, peers, self._reconcile)
+        self.discovery = Discovery(context, peers, self._reconcile, lambda *asked: self.holds_from_first(*asked))
+        self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
         self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = not_joined

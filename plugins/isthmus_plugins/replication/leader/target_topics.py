@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -24,6 +24,9 @@ log = logging.getLogger("isthmus_plugins.replication")
 PREPARE_INTERVAL_S: Final = 3.0
 """How often all topics are sent to the target although nothing changed here: it may have lost or moved some."""
 PREPARE_TIMEOUT_S: Final = 60.0
+HoldsFromFirst: TypeAlias = Callable[[str, TopicInfo | None], bool]
+"""Whether acks of some partitions of a topic, or (None) of topics to come, wait for a link from their first record on,
+and are not known to be level yet."""
 NOT_READY: Final = calls.PreparedTopic(False)
 """Of a topic that the target says nothing of."""
 
@@ -64,7 +67,13 @@ class TargetTopics:
     """Of all links: what the follower ends said last of the topics that this cluster leads."""
 
     def __init__(
-        self, context: PluginContext, peers: LinkPeers, configs: SourceConfigs, tasks: Tasks, wake: Callable[[], None]
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        configs: SourceConfigs,
+        tasks: Tasks,
+        wake: Callable[[], None],
+        holds_from_first: HoldsFromFirst,
     ) -> None:
         """``wake`` is called when a target has answered."""
         self._context = context
@@ -73,6 +82,7 @@ class TargetTopics:
         self._configs = configs
         self._tasks = tasks
         self._wake = wake
+        self._holds_from_first = holds_from_first
         self._preparing: dict[str, _Preparing] = {}
         self.prepared: dict[tuple[str, str], PreparedTopic] = {}
         """By link and topic."""
@@ -95,6 +105,8 @@ class TargetTopics:
             every,
             {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
             [name for name, (_, info) in wanted.items() if self._unconfigured(preparing, info) is not None],
+            [name for name, (_, info) in wanted.items() if self._holds_from_first(link_name, info)],
+            self._holds_from_first(link_name, None),
         )
         now = self._clock.monotonic()
         if fingerprint == preparing.fingerprint and now < preparing.due_at:
@@ -122,6 +134,7 @@ class TargetTopics:
                 tuple(request for request in requests if request.topic not in truncating),
                 tuple(every),
                 tuple(name for name in every if name in truncating),
+                self._holds_from_first(link_name, None) or None,
             )
             answer = await connection.call(question, PREPARE_TIMEOUT_S)
             for name in wanted:
@@ -205,6 +218,7 @@ class TargetTopics:
             info.replication_factor,
             predecessors(self._context, info) or None,
             configs,
+            from_first=self._holds_from_first(link_name, info) or None,
         )
 
     def prepare_again(self, link_name: str) -> None:

@@ -396,6 +396,8 @@ class WantedTopic:
     configs: Mapping[str, str] | None = field(default=None, metadata=LEFT_OUT)
     """Where they changed, or the target may have to make the topic."""
     to_fill: ToFill | None = field(default=None, metadata=LEFT_OUT)
+    from_first: bool | None = field(default=None, metadata=LEFT_OUT)
+    """The link is synchronous, and acks of new partitions of it wait from their first record on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +440,8 @@ class PrepareTopics(Question[PrepareTopicsAnswer]):
     """Every led topic of the link, also those that other proxies push."""
     truncating: tuple[str, ...] = ()
     """Those of the source that are being truncated."""
+    holds_new: bool | None = field(default=None, metadata=LEFT_OUT)
+    """The link is synchronous, and acks of topics to come wait from their first record on."""
 
 
 class LastBatch(NamedTuple):
@@ -1161,6 +1165,7 @@ class SyncSaid:
     degraded_since_ms: int | None = field(default=None, metadata=LEFT_OUT)
     reason: str | None = field(default=None, metadata=LEFT_OUT)
     message: str | None = field(default=None, metadata=LEFT_OUT)
+    from_first: bool | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

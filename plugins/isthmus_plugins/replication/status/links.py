@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from isthmus_control.model import FollowerTopic, Link, Role, TopicState
+from isthmus_control.model import FollowerTopic, Link, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.process import PluginContext
@@ -87,9 +87,13 @@ class LinkStatuses:
         note_truncations(self._context.control.state, link.name, partitions)
         note_source_losses(self._context.control.state, link.name, partitions)
         note_led(link, self._sync_partitions.sync_of, partitions)
-        note_followed(self._context.control.state, link, self._sync_leases, self._context.clock, partitions)
+        state_here, leases = self._context.control.state, self._sync_leases
+        note_followed(state_here, link, leases, self._clock, partitions, self._follower_topics.is_new)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
-        state, hindered = link_state(link, connected, partitions), self._hindered()
+        holds_new, hindered = self._holds_new(link), self._hindered()
+        state = link_state(link, connected, partitions)
+        if state is LinkState.IN_SYNC and not partitions and not holds_new:
+            state = LinkState.SYNCING
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
@@ -109,7 +113,7 @@ class LinkStatuses:
             reason=why.code or hindered.code,
             message=why.message or hindered.message or self._shared_settings.refused.get(link.name) or self._trouble(),
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
-            mappings=mapping_statuses(link, connected, partitions, groups, acls),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,
@@ -129,6 +133,20 @@ class LinkStatuses:
             source_losses=self._told_losses.of(link),
             source_losses_left_off=self._told_losses.left_off(link.name),
         )
+
+    def _holds_new(self, link: Link) -> bool:
+        """Whether acks of topics to come wait for the other side: then a synchronous link without any is In-Sync.
+
+        Not where topics follow that this proxy has no stream of.
+        """
+        if link.pairs(Role.LEADER, ResourceType.TOPIC):
+            return self._leader_end.holds_from_first(link.name, None)
+        topics = self._follower_topics
+        follows = any(
+            record.link == link.name and record.state is TopicState.FOLLOWING and not topics.is_new(record.topic)
+            for record in self._context.control.state.follower_topics.values()
+        )
+        return not follows and topics.holds_new(link.name)
 
     def _hindered(self) -> Hindered:
         """What keeps this proxy from its work on links now, if anything."""

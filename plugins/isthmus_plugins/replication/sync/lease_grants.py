@@ -170,4 +170,5 @@ def _said_of_groups(link: Link | None, terms: Mapping[str, AckTerms]) -> dict[st
 
 def _said(status: SyncStatus) -> calls.SyncSaid:
     any_of = None if status.any_of is None else calls.AnyOfLinks(**status.any_of.model_dump())
-    return calls.SyncSaid(**status.model_dump(exclude={"any_of"}), any_of=any_of)
+    said = status.model_dump(exclude={"any_of", "from_first"})
+    return calls.SyncSaid(**said, any_of=any_of, from_first=status.from_first or None)

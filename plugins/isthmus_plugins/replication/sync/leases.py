@@ -214,7 +214,8 @@ class SyncLeases(Part):
             for stream_id, said in answer.states.items():
                 if (stream := streams.get(stream_id)) is not None:
                     lease = self._lease_of(stream)
-                    lease.reported, lease.reported_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
+                    told = asdict(said) | {"from_first": bool(said.from_first)}
+                    lease.reported, lease.reported_at = SyncStatus.model_validate(told), self._clock.monotonic()
         except (LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
         except (LinkRejected, ValidationError) as error:

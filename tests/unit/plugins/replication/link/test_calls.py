@@ -212,6 +212,14 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         ],
     ),
     (
+        calls.PrepareTopics(
+            (calls.WantedTopic("l-t", TOPIC_ID, "r-t", 1, 3, from_first=True),), ("l-t",), holds_new=True
+        ),
+        f'{{"topics":[{{"topic":"l-t","topic_id":"{TOPIC_ID}","remote_topic":"r-t","partitions":1,'
+        '"replication_factor":3,"from_first":true}],"all":["l-t"],"truncating":[],"holds_new":true}',
+        [(calls.PrepareTopicsAnswer(), '{"topics":{}}')],
+    ),
+    (
         calls.OpenStream(1, "r-t", TOPIC_ID, 0),
         f'{{"stream":1,"topic":"r-t","source_topic_id":"{TOPIC_ID}","partition":0}}',
         [
