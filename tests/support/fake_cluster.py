@@ -770,6 +770,7 @@ class FakeContext:
         self.link_client_tls = None
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
+        self.partition_metrics = True
         self.link_observers = LinkObservers()
         self.supervision = Supervision()
         self.fronted_brokers = brokers

@@ -44,6 +44,7 @@ from isthmus_plugins.replication.status.observing import LinkObserving
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.leases import SyncLeases
+from isthmus_plugins.replication.traffic import Traffic
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_plugins.replication.truncation.common_log import CommonLog
 from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
@@ -58,6 +59,7 @@ class Parts:
     context: PluginContext
     store: TransactionStore
     sweep: TransactionSweep
+    traffic: Traffic
     follower_end: FollowerEnd
     group_follower: GroupFollower
     peers: LinkPeers
@@ -122,12 +124,13 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     digests = Verification(context)
     link_verification = LinkVerification(context, digests)
     follower_topics = FollowerTopics(context)
-    follower_end = FollowerEnd(context)
+    traffic = Traffic()
+    follower_end = FollowerEnd(context, traffic)
     store = TransactionStore(context, follower_end.decided)
     group_follower = GroupFollower(context, store)
     transaction_verification = TransactionVerification(context)
     common_log = CommonLog(context, digests)
-    leader_end = LeaderEnd(context, peers, digests)
+    leader_end = LeaderEnd(context, peers, digests, traffic)
     shared_settings = SharedSettings(context, peers.connections)
     group_leader = GroupLeader(context, peers)
     sync = SyncConfirmer(context, leader_end, group_leader, shared_settings.agreed)
@@ -162,6 +165,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         context=context,
         store=store,
         sweep=TransactionSweep(context, store, group_follower.confirmations.stable_offset),
+        traffic=traffic,
         follower_end=follower_end,
         group_follower=group_follower,
         peers=peers,

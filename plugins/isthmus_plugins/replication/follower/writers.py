@@ -366,7 +366,9 @@ class Writer:
         elif refused is None:
             if isinstance(written, list):
                 follower_log.appended(*(result.base_offset for result in results))
-                self._end.bytes_appended += sum(len(append.data) for append in written)
+                size = sum(len(append.data) for append in written)
+                self._end.bytes_appended += size
+                stream.count(len(written), size)
             else:
                 follower_log.marked()
             if follower_log.state is not LogState.DIVERGED:

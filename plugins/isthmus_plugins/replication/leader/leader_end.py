@@ -15,6 +15,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import OffsetsCopy, Role
@@ -40,6 +41,7 @@ from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.traffic import Place, Traffic
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -68,8 +70,9 @@ class Stopped(NamedTuple):
 class LeaderEnd(Part):
     """All partitions that are led over links on the brokers that this proxy fronts."""
 
-    def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification) -> None:
+    def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification, traffic: Traffic) -> None:
         self._context = context
+        self._traffic = traffic
         self._clock = context.clock
         self._peers = peers
         self._verification = verification
@@ -254,6 +257,7 @@ class LeaderEnd(Part):
             self._copy(key),
             self._tombstone_windows.setdefault((key, topic.topic_id), TombstoneWindow()),
         )
+        stream.count = partial(self._traffic.add, Place(key.link, Role.LEADER, key.topic, key.partition))
         self._opening.add(key)
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._open_or_say_why(stream))
 

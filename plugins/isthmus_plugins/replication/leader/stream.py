@@ -13,6 +13,7 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.traffic import uncounted
 
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
@@ -87,6 +88,7 @@ class LeaderStream:
         "compacted",
         "connection",
         "copy",
+        "count",
         "doubted",
         "doubting",
         "end_seen_at",
@@ -138,6 +140,8 @@ class LeaderStream:
         self.copy = copy
         """The form in which an offsets topic leaves; None for any other topic."""
         self.tombstone_window = TombstoneWindow() if tombstone_window is None else tombstone_window
+        self.count: Callable[[int, int], None] = uncounted
+        """Called with the batches and bytes that are sent."""
         self.doubted = 0
         """The follower knows that deletions may be missing before this."""
         self.doubting = False
@@ -261,6 +265,7 @@ class LeaderStream:
         self._in_flight.append((next_offset, size, self._clock.monotonic()))
         self.in_flight_bytes += size
         self.flow.in_flight_bytes += size
+        self.count(1, size)
 
     def sent_at(self, end_offset: int) -> float | None:
         """When the oldest was sent that the follower has with ``end_offset``; None: nothing was."""

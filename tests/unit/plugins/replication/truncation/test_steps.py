@@ -41,6 +41,7 @@ from isthmus_plugins.replication.follower.settings import FollowerSettings, Foun
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
 from isthmus_plugins.replication.status.truncations import truncation_metrics, truncation_statuses
+from isthmus_plugins.replication.traffic import Traffic
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner
 from isthmus_plugins.replication.truncation.runs import Truncations
@@ -310,7 +311,7 @@ def test_a_refill_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scene: Scene) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         await scene.steps._spool(scene.at(P.SPOOLING))
-        scene.steps._follower_end = FollowerEnd(scene.context)
+        scene.steps._follower_end = FollowerEnd(scene.context, Traffic())
         scene.steps._follower_end.on_stored = lambda place, end: None
         scene.steps._follower_end.awaits = lambda connection, producer_id: False
         scene.steps._follower_end.start()
