@@ -152,6 +152,10 @@ class PartitionInfo(NamedTuple):
     leader: int
     """-1: none."""
     leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    """The brokers that are to have it, the preferred leader first; some may be away, or not have all of it yet."""
+    in_sync: tuple[int, ...] = ()
+    """Those of them that have all of it."""
 
 
 class TopicInfo(NamedTuple):
@@ -200,10 +204,24 @@ class ClusterApi(Protocol):
     async def topic(self, name: str) -> TopicInfo | None:
         """One topic, read now; None if there is none."""
 
+    async def unknown_topics(self, topic_ids: Collection[bytes], cluster_id: str) -> frozenset[bytes]:
+        """Of these topics, those that no broker of the cluster has any more: each that is there was asked, by id.
+
+        A topic that this proxy may not describe counts as one that there is. Raises BrokerUnavailable where a broker
+        does not answer, or is of another cluster than ``cluster_id``.
+        """
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now."""
 
-    async def broker_count(self) -> int: ...
+    async def broker_racks(self) -> Mapping[int, str | None]:
+        """The racks of the brokers that are there, by id; as last read."""
+
+    async def reassigned(self) -> Collection[TopicPartition]:
+        """Partitions whose replicas are being changed now, by whomever."""
+
+    async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> Mapping[TopicPartition, KafkaRefused]:
+        """Have partitions get these replicas, the preferred leader first; those for which that is refused, and why."""
 
     async def log_end(self, topic: str, partition: int) -> int:
         """The leader's log end offset, which may be above the high watermark."""

@@ -222,7 +222,8 @@ class MemoryLinks:
         )
 
     async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
-        self.calls.append(("alter mapping", link_name, request.type, request.local, request.on_source_loss))
+        wanted = request.on_source_loss, request.on_source_delete
+        self.calls.append(("alter mapping", link_name, request.type, request.local, *wanted))
         return self.status(link_name)
 
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
@@ -276,6 +277,7 @@ class MemoryLinks:
                 all_groups_until_ms=1_760_000_000_123 if each.type == "consumer-group" else None,
                 settings_kept=["orders-eu"],
                 settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+                replicas_lacking=["orders-eu has 2 of 3 replicas: 2 brokers of this cluster are there"],
                 promoted=not request.dry_run,
             )
             for each in names
@@ -298,6 +300,7 @@ class MemoryLinks:
                 local=each.local,
                 remote=each.local,
                 settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+                replicas_lacking=["orders-eu has 2 of 3 replicas: 2 brokers of this cluster are there"],
                 promoted=not request.dry_run,
             )
             for each in request.namespaces

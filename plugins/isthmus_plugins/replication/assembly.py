@@ -22,12 +22,15 @@ from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAli
 from isthmus_plugins.replication.client_views.truncating_topics import TruncatingTopics
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
+from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
+from isthmus_plugins.replication.leader.deleted_topics import DeletedTopics
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question, by_methods
@@ -64,7 +67,10 @@ class Parts:
     group_follower: GroupFollower
     peers: LinkPeers
     control_anchors: ControlAnchors
+    replicas: FollowerReplicas
     follower_topics: FollowerTopics
+    source_deletions: SourceDeletions
+    deleted_topics: DeletedTopics
     digests: Verification
     link_verification: LinkVerification
     common_log: CommonLog
@@ -123,7 +129,9 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     peers = peers_of(context)
     digests = Verification(context)
     link_verification = LinkVerification(context, digests)
-    follower_topics = FollowerTopics(context)
+    replicas = FollowerReplicas(context)
+    follower_topics = FollowerTopics(context, replicas)
+    source_deletions = SourceDeletions(context, peers, follower_topics)
     traffic = Traffic()
     follower_end = FollowerEnd(context, traffic)
     store = TransactionStore(context, follower_end.decided)
@@ -149,6 +157,8 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         leader_end,
         follower_end,
         follower_topics,
+        replicas,
+        source_deletions,
         link_verification,
         transaction_verification,
         group_follower,
@@ -170,7 +180,10 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         group_follower=group_follower,
         peers=peers,
         control_anchors=ControlAnchors(context, peers),
+        replicas=replicas,
         follower_topics=follower_topics,
+        source_deletions=source_deletions,
+        deleted_topics=DeletedTopics(context),
         digests=digests,
         link_verification=link_verification,
         common_log=common_log,

@@ -34,7 +34,8 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.follower import topic_plans
+from isthmus_plugins.replication.follower import replica_plans, topic_plans
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
 from isthmus_plugins.replication.link import calls, reasons
@@ -42,6 +43,7 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -59,8 +61,9 @@ CLOSED_AT_ONCE: Final = 10_000
 class FollowerTopics(Part):
     """What this cluster's topics in follower namespaces are and become."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, replicas: FollowerReplicas) -> None:
         self._context = context
+        self._replicas = replicas
         self._lock = asyncio.Lock()
         self._led: dict[str, frozenset[str]] = {}
         """By link: the source's topics, as the leader end last said."""
@@ -92,13 +95,17 @@ class FollowerTopics(Part):
             ready: dict[str, str] = {}
             changed = False
             found = await self.settings.read(connection.link_name, question.topics, topics)
-            for wanted in question.topics:
-                name = wanted.topic
+            link = self._context.control.state.links.get(connection.link_name)
+            brokers = len(replica_plans.known_brokers(await self._context.cluster.broker_racks(), topics))
+            for said in question.topics:
+                name, wanted = said.topic, replica_plans.as_wished(link, said, brokers)
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
+                    self._replicas.said(local, said.replication_factor, said.in_sync_min)
                     refused = self.settings.refused.get(local) if created else None
                     if wanted.configs is not None and local in topics:
-                        refused = await self.settings.follow(wanted.configs, topics[local], found)
+                        existing = self._replicas.in_place(topics[local])
+                        refused = await self.settings.follow(wanted.configs, existing, found)
                 except Refusal as refusal:
                     self._refused(connection.link_name, name, refusal)
                     answers[name] = calls.PreparedTopic(False, None, refusal.code, str(refusal))
@@ -170,6 +177,13 @@ class FollowerTopics(Part):
         """Whether the source has no such topic (any more), as far as it has reported."""
         return record.link in self._led and record.source_topic not in self._led[record.link]
 
+    def source_may_be_deleted(self, record: FollowerTopic) -> bool:
+        """Whether the source has no topic of that name any more, or another one, as far as it has reported."""
+        refused = self.refused.get(record.topic)
+        return self.source_is_gone(record) or (
+            refused is not None and refused.code == ReasonCode.SOURCE_TOPIC_ID_CHANGED
+        )
+
     async def _sources_seen(self, link_name: str, led: frozenset[str], topics: Mapping[str, TopicInfo]) -> None:
         """Note what the source has, and forget topics that neither side has any more."""
         self._led[link_name] = led
@@ -208,6 +222,8 @@ class FollowerTopics(Part):
         local = counterpart.local_name
         record = state.follower_topics.get(local)
         existing = topics.get(local)
+        if record is not None and record.deleting and record.source_topic_id == wanted.topic_id:
+            raise Refusal(ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED, f"{local} is being deleted, as {source_topic} was")
         match topic_plans.next_step(record, link_name, existing):
             case Step.GO_ON:
                 assert record is not None
@@ -259,14 +275,21 @@ class FollowerTopics(Part):
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)
         self.settings.made(local)
-        cluster = self._context.cluster
-        factor = min(wanted.replication_factor, await cluster.broker_count())
-        topic_id = await self._create_with(
-            NewTopic(local, wanted.partitions, factor, await self.settings.wanted(local, wanted.configs or {}, factor))
-        )
+        try:
+            topic_id = await self._create_replicated(wanted, local, wanted.replication_factor)
+        except KafkaRefused as error:
+            # Where the cluster has had more brokers than it has now; those that are away and known to it count.
+            alive = len(await self._context.cluster.broker_racks())
+            if error.error_code != INVALID_REPLICATION_FACTOR or alive >= wanted.replication_factor:
+                raise
+            topic_id = await self._create_replicated(wanted, local, alive)
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
         await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
+
+    async def _create_replicated(self, wanted: calls.WantedTopic, local: str, factor: int) -> bytes:
+        configs = await self.settings.wanted(local, wanted.configs or {}, factor)
+        return await self._create_with(NewTopic(local, wanted.partitions, factor, configs))
 
     async def _create_with(self, topic: NewTopic) -> bytes:
         """Create a topic, without those of its settings that the brokers refuse; its id."""

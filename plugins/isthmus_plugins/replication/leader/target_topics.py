@@ -210,6 +210,8 @@ class TargetTopics:
             if configs is None:
                 _, effective = await self._context.cluster.effective_configs([info.name])
                 configs = copied((effective or {}).get(info.name, {}))
+        read = self._configs.of(info) or configs or {}
+        in_sync_min = read.get("min.insync.replicas")
         return calls.WantedTopic(
             info.name,
             str(uuid.UUID(bytes=info.topic_id)),
@@ -219,6 +221,7 @@ class TargetTopics:
             predecessors(self._context, info) or None,
             configs,
             from_first=self._holds_from_first(link_name, info) or None,
+            in_sync_min=None if in_sync_min is None else int(in_sync_min),
         )
 
     def prepare_again(self, link_name: str) -> None:

@@ -18,6 +18,7 @@ from isthmus_control.model import (
     LinkSettings,
     NamespaceMapping,
     OffsetsForm,
+    OnSourceDelete,
     OnSourceLoss,
     ResourceType,
     Role,
@@ -237,6 +238,7 @@ class Attach(Question[Done]):
     truncate_topic_ids: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
     """The topics that the operator agreed to lose."""
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
 
     @classmethod
     def other_end(cls, mapping: NamespaceMapping) -> Attach:
@@ -252,7 +254,9 @@ class AlterMapping(Question[Done]):
 
     type: ResourceType
     local: str
-    on_source_loss: OnSourceLoss
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
+    """None: as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +402,24 @@ class WantedTopic:
     to_fill: ToFill | None = field(default=None, metadata=LEFT_OUT)
     from_first: bool | None = field(default=None, metadata=LEFT_OUT)
     """The link is synchronous, and acks of new partitions of it wait from their first record on."""
+    in_sync_min: int | None = field(default=None, metadata=LEFT_OUT)
+    """Its ``min.insync.replicas``; None: not read yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopicsAnswer:
+    """Those of the topics that were deleted for certain, by id."""
+
+    topic_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopics(Question[DeletedTopicsAnswer]):
+    """Ask the source which of these topics of it (by id) were deleted: not made anew, and not just out of sight."""
+
+    METHOD = "deleted_topics"
+
+    topic_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ DECISIONS_IN_PART: Final = "decisions-in-part"
 """It takes an answer to decisions that says of which topics they are not stored. Others are refused all of them."""
 LEFT_OUT_NAMES: Final = "left-out"
 """It says what links leave out although a namespace's prefix covers it."""
+SOURCE_DELETIONS: Final = "source-deletions"
+"""It says which of its topics were deleted for certain, and does what is set for those of its source."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -38,6 +40,7 @@ FEATURES: Final = (
     NEGATIVE_OFFSETS,
     DECISIONS_IN_PART,
     LEFT_OUT_NAMES,
+    SOURCE_DELETIONS,
 )
 
 

@@ -12,6 +12,7 @@ from isthmus_control.model import (
     FollowerTopic,
     Link,
     NamespaceMapping,
+    OnSourceDelete,
     OnSourceLoss,
     ResourceType,
     Role,
@@ -29,6 +30,7 @@ from isthmus_plugins.links import (
 )
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import check_access
+from isthmus_plugins.replication.follower import replica_plans
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.setting_plans import note_refused
 from isthmus_plugins.replication.follower.topic_plans import Refusal
@@ -39,7 +41,7 @@ from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.target_topics import predecessors
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.features import SOURCE_LOSSES
+from isthmus_plugins.replication.link.features import SOURCE_DELETIONS, SOURCE_LOSSES
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.status.left_out import LeftOutNames
@@ -78,6 +80,9 @@ class Attaching:
         on_source_loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
         if on_source_loss is not None and role is Role.LEADER:
             self._commands.knows(link_name, SOURCE_LOSSES)
+        on_source_delete = None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
+        if on_source_delete is not None:  # the source has to say what it deleted, the target to do it
+            self._commands.knows(link_name, SOURCE_DELETIONS)
         there = calls.Attach(
             kind,
             request.remote,
@@ -87,6 +92,7 @@ class Attaching:
             # The follower's end is what consents are about, and the leader's takes none.
             disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
             on_source_loss=on_source_loss if role is Role.LEADER else None,
+            on_source_delete=on_source_delete if role is Role.LEADER else None,
         )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
@@ -111,6 +117,7 @@ class Attaching:
                 here,
                 disable_transaction_verification=request.disable_transaction_verification,
                 on_source_loss=on_source_loss,
+                on_source_delete=on_source_delete,
             )
             led = kind is ResourceType.TOPIC
             asked = calls.LedTopics(request.remote, request.dry_run or None)
@@ -156,8 +163,10 @@ class Attaching:
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
         """Attach principals, whose bindings both clusters must let their proxies see, and the follower's change."""
-        if request.on_source_loss is not None:
-            raise OperationError("INVALID", "principals are no part of what a source may lose: leave it out", 422)
+        if request.on_source_loss is not None or request.on_source_delete is not None:
+            raise OperationError(
+                "INVALID", "principals are no part of what a source may lose or delete: leave it out", 422
+            )
         here = AttachNamespace(
             link.name, ResourceType.PRINCIPAL, request.local, request.remote, role, create_missing=True
         )
@@ -254,7 +263,13 @@ class Attaching:
                 if name is not None:
                     plan, _ = await self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
                     plans.append(plan)
-            said = {name: each for each in led if each.configs and (name := mapping.local_name(each.topic)) is not None}
+            link = self._context.control.state.links.get(body.link)
+            brokers = len(replica_plans.known_brokers(await self._context.cluster.broker_racks(), topics))
+            said = {
+                name: replica_plans.as_wished(link, each, brokers)
+                for each in led
+                if each.configs and (name := mapping.local_name(each.topic)) is not None
+            }
             if said:
                 await note_refused(self._context, plans, said, topics)
         except KafkaRefused as error:
@@ -323,16 +338,20 @@ class Attaching:
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
         """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""
         link, kind = self._commands.link(link_name), ResourceType(request.type)
-        wanted = OnSourceLoss(request.on_source_loss)
+        loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
+        delete = None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
+        if delete is OnSourceDelete.DELETE:
+            self._commands.knows(link_name, SOURCE_DELETIONS)
         mapping = link.mapping(kind, request.local)
         if mapping is None or mapping.role is Role.FOLLOWER:  # the control log says what is wrong, if anything is
-            await self._commands.append(AlterMapping(link_name, kind, request.local, wanted))
+            await self._commands.append(AlterMapping(link_name, kind, request.local, loss, delete))
             return
-        self._commands.knows(link_name, SOURCE_LOSSES)
-        await self._commands.call(link_name, calls.AlterMapping(kind, mapping.remote_prefix, wanted))
+        self._commands.knows(link_name, SOURCE_LOSSES if delete is None else SOURCE_DELETIONS)
+        await self._commands.call(link_name, calls.AlterMapping(kind, mapping.remote_prefix, loss, delete))
 
     async def on_alter_mapping(self, connection: LinkConnection, question: calls.AlterMapping) -> calls.Done:
-        body = AlterMapping(connection.link_name, question.type, question.local, question.on_source_loss)
+        wanted = question.on_source_loss, question.on_source_delete
+        body = AlterMapping(connection.link_name, question.type, question.local, *wanted)
         await self._commands.append_for_peer(body)
         return calls.Done()
 
@@ -400,6 +419,7 @@ def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach
         truncate_topic_ids=(question.truncate_topic_ids or ()) if isinstance(question, calls.Attach) else (),
         disable_transaction_verification=bool(question.disable_transaction_verification),
         on_source_loss=question.on_source_loss if isinstance(question, calls.Attach) else None,
+        on_source_delete=question.on_source_delete if isinstance(question, calls.Attach) else None,
     )
 
 

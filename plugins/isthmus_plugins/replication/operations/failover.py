@@ -135,6 +135,7 @@ class Failovers:
                 return report
             topics = await self._context.cluster.topics()
             report.topics = sorted(name for name, topic in topics.items() if self._holds(key, mapping, topic))
+            await self._promotions.look_at_replicas(report)
             await self._promotions.look_at_transactions(link.name, topics, report)
             report.claims = await self._claims(topics, report.topics)
         except (BrokerUnavailable, KafkaRefused) as error:

@@ -20,6 +20,8 @@ from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, Topi
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
+from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
@@ -65,6 +67,8 @@ class LinkService(Part):
         leader_end: LeaderEnd,
         follower_end: FollowerEnd,
         follower_topics: FollowerTopics,
+        replicas: FollowerReplicas,
+        source_deletions: SourceDeletions,
         verification: LinkVerification,
         transaction_verification: TransactionVerification,
         group_follower: GroupFollower,
@@ -79,6 +83,7 @@ class LinkService(Part):
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
+        self._replicas = replicas
         self._verification = verification
         self._commands = commands = LinkCommands(context, peers)
         self.attaching = Attaching(
@@ -115,6 +120,7 @@ class LinkService(Part):
             self.attaching.stopped_to_follow,
             self._promoted,
             left_out,
+            replicas,
         )
         self._statuses = LinkStatuses(
             context,
@@ -122,6 +128,8 @@ class LinkService(Part):
             leader_end,
             follower_end,
             follower_topics,
+            replicas,
+            source_deletions,
             transaction_verification,
             group_statuses,
             acls,
@@ -347,8 +355,9 @@ class LinkService(Part):
         return self._follower_topics.settings.overrides(topic)
 
     def topic_settings_reason(self, topic: str) -> Reason | None:
-        """Why a local topic does not have its source's settings, or still has those of a follower."""
-        return self._follower_topics.settings.reason(topic) or self._kept_settings.reason(topic)
+        """Why a local topic does not have its source's settings or replicas, or still has a follower's settings."""
+        settings = self._follower_topics.settings.reason(topic) or self._kept_settings.reason(topic)
+        return settings or self._replicas.reason(topic)
 
     # ---- verify ----
 

@@ -12,6 +12,8 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import LogState, StopReason
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
+from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
@@ -50,6 +52,8 @@ class LinkStatuses:
         leader_end: LeaderEnd,
         follower_end: FollowerEnd,
         follower_topics: FollowerTopics,
+        replicas: FollowerReplicas,
+        source_deletions: SourceDeletions,
         transaction_verification: TransactionVerification,
         group_statuses: GroupStatuses,
         acls: AclEnds,
@@ -68,6 +72,8 @@ class LinkStatuses:
         self._leader_end = leader_end
         self._follower_end = follower_end
         self._follower_topics = follower_topics
+        self._replicas = replicas
+        self._source_deletions = source_deletions
         self._transaction_verification = transaction_verification
         self._group_statuses = group_statuses
         self._acls = acls
@@ -98,6 +104,7 @@ class LinkStatuses:
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
+        warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
         if hindered.code is not None and state is LinkState.FOLLOWING:
             state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
@@ -109,9 +116,10 @@ class LinkStatuses:
             dials=link.dials,
             mode=link.mode.value,
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
+            config=link.config,
             state=state,
-            reason=why.code or hindered.code,
-            message=why.message or hindered.message or self._shared_settings.refused.get(link.name) or self._trouble(),
+            reason=warned.code,
+            message=warned.message,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
             transaction_verification=self._transaction_verification.status()
@@ -155,6 +163,14 @@ class LinkStatuses:
                 return Hindered(ReasonCode.INTERNAL_ERROR, each.describe(self._clock.monotonic()))
         throttled = self._context.cluster.throttled()
         return Hindered() if throttled is None else Hindered(ReasonCode.THROTTLED, throttled)
+
+    def _warned(self, link_name: str, trouble: Hindered) -> Hindered:
+        """``trouble``, or what else somebody should look at although all goes on."""
+        told = trouble.message or self._shared_settings.refused.get(link_name) or self._trouble()
+        lacking = self._replicas.of_own_topics()
+        if told is None and trouble.code is None and lacking is not None:
+            return Hindered(lacking.code, lacking.message)
+        return Hindered(trouble.code, told)
 
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []
@@ -232,8 +248,9 @@ class LinkStatuses:
         )
         refused = self._follower_topics.refused.get(record.topic)
         if self._follower_topics.source_is_gone(record):
+            why = self._source_deletions.reason(record)
             status.state, status.reason = PartitionState.STOPPED, ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
-            status.message = reasons.deleted(record.source_topic, record.topic)
+            status.message = why.message if why is not None else reasons.deleted(record.source_topic, record.topic)
         elif refused is not None:
             status.state = reasons.waiting_state(refused.code) or status.state
             status.reason, status.message = refused.code, refused.message
@@ -262,6 +279,7 @@ class LinkStatuses:
         topic_settings = self._follower_topics.settings
         record = self._context.control.state.follower_topics.get(stream.topic)
         settings = topic_settings.reason(stream.topic) or reasons.doubted(record, stream.partition)
+        settings = settings or self._replicas.reason(stream.topic)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)
         if reason is not None:

@@ -13,7 +13,16 @@ from support.replicas import on_replicas
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
-from isthmus_control.model import AckTerms, LinkMode, LinkSettings, OffsetsForm, OnSourceLoss, ResourceType, Role
+from isthmus_control.model import (
+    AckTerms,
+    LinkMode,
+    LinkSettings,
+    OffsetsForm,
+    OnSourceDelete,
+    OnSourceLoss,
+    ResourceType,
+    Role,
+)
 from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import MalformedCall, Question, answer_to, by_methods, question_of
@@ -113,6 +122,16 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         calls.AlterMapping(ResourceType.TOPIC, "r-", OnSourceLoss.CUT),
         '{"type":"topic","local":"r-","on_source_loss":"cut"}',
         [(calls.Done(), "{}")],
+    ),
+    (
+        calls.AlterMapping(ResourceType.TOPIC, "r-", on_source_delete=OnSourceDelete.DELETE),
+        '{"type":"topic","local":"r-","on_source_delete":"delete"}',
+        [],
+    ),
+    (
+        calls.DeletedTopics((OTHER_ID, TOPIC_ID)),
+        f'{{"topic_ids":["{OTHER_ID}","{TOPIC_ID}"]}}',
+        [(calls.DeletedTopicsAnswer((TOPIC_ID,)), f'{{"topic_ids":["{TOPIC_ID}"]}}')],
     ),
     (
         calls.CheckAcls(ResourceType.PRINCIPAL, "User:b-app-", "User:app-", Role.FOLLOWER),

@@ -30,6 +30,7 @@ from isthmus_control.truncations import PartitionView, Succession, Truncation, T
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import FollowerLog, Numbering, StopReason
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
@@ -95,7 +96,7 @@ class Proxy:
         self.context = scene.context(name)
         self.peers: Any = Peers(self.context)
         self.follower_end = Streams(self.context)
-        self.topics = FollowerTopics(self.context)
+        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context))
         self.steps = Steps(self.context)
         self.truncations = Truncations(self.context, self.peers, self.follower_end, self.topics, self.steps)
 
