@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from isthmus_plugins.cluster import TransactionMarkers
+from isthmus_plugins.decompression import decompressed
 from isthmus_protocol.record_codec import (
     Marker,
     Record,
@@ -22,9 +23,9 @@ from isthmus_protocol.record_codec import (
     decode_records,
     encode_batch,
     nullable,
-    varint,
 )
 from isthmus_protocol.record_compression import compress
+from isthmus_protocol.record_division import Run, divided
 from isthmus_protocol.records import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -39,6 +40,7 @@ from isthmus_protocol.records import (
     verify_crc,
     whole_header,
 )
+from isthmus_protocol.varints import varint
 
 NONE, OUT_OF_RANGE, INVALID_TIMESTAMP = 0, 1, 32
 OUT_OF_ORDER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, COORDINATOR_FENCED = 45, 47, 48, 52
@@ -501,3 +503,9 @@ def _with_holes(header: BatchHeader, records: Sequence[Record], horizon: bool) -
         ),
         compress(bytes(payload), header.compression),
     )
+
+
+def runs_of(batch: bytes, *, from_offset: int = 0, records_max: int | None = None) -> list[Run]:
+    """A batch taken apart, all at once."""
+    runs = divided(batch, decompressed(batch), from_offset=from_offset, records_max=records_max)
+    return [run for run in runs if run is not None]

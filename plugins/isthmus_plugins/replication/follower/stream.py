@@ -159,7 +159,12 @@ class FollowerStream:
         return self.end_age_ms / 1000 + self._clock.monotonic() - self.end_age_noted if self.lag else 0.0
 
     def note_source_end(self, end: int, age_ms: int) -> None:
-        """The leader end says where the source's log ends, and how old the oldest record is that is not here."""
+        """The leader end says where the source's log ends, and how old the oldest record is that is not here.
+
+        Records may come later than what was said after they were sent; the log of a stream never becomes shorter.
+        """
+        if self.knows_end and end < self.follower_log.source_end:
+            return
         self.follower_log.source_end, self.knows_end = end, True
         self.end_age_ms, self.end_age_noted = age_ms, self._clock.monotonic()
 

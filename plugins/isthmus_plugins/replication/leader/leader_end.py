@@ -210,6 +210,7 @@ class LeaderEnd(Part):
             del self._streams[stream.key]
             self.lag_without_stream.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
+        stream.connection.drop_stream(stream.stream_id)
         stream.closed()
         tail = self._tails.get((stream.broker_id, stream.key.link))
         if tail is not None:

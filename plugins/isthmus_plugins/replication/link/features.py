@@ -28,6 +28,8 @@ LEFT_OUT_NAMES: Final = "left-out"
 """It says what links leave out although a namespace's prefix covers it."""
 SOURCE_DELETIONS: Final = "source-deletions"
 """It says which of its topics were deleted for certain, and does what is set for those of its source."""
+PIECES: Final = "pieces"
+"""It takes large frames in pieces that come between others (:mod:`isthmus_protocol.link_pieces`)."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -41,6 +43,7 @@ FEATURES: Final = (
     DECISIONS_IN_PART,
     LEFT_OUT_NAMES,
     SOURCE_DELETIONS,
+    PIECES,
 )
 
 
