@@ -36,7 +36,8 @@ def decompressed(batch: Frame) -> Iterator[bytes]:
     """The records of one whole batch. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
 
     A block of snappy is decompressed as one piece: the batch is too large if that is more than
-    :data:`~isthmus_protocol.record_compression.DECOMPRESSED_MAX`.
+    :data:`~isthmus_protocol.record_compression.DECOMPRESSED_MAX`. Raises OSError where there is no descriptor, or no
+    thread, for a large one now.
     """
     header = whole_header(batch)
     payload = memoryview(batch)[HEADER_SIZE:]
@@ -101,7 +102,10 @@ def _piped(codec: Any, payload: memoryview, compression: Compression) -> Iterato
                 outputs.clear()  # which closes it: the end for who reads
 
         thread = threading.Thread(target=write_all, name=f"decompress-{compression.name.lower()}", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
         try:
             while piece := pieces.read(PIECE_BYTES):
                 yield piece

@@ -158,38 +158,6 @@ def test_a_topic_goes_with_its_sources(link: Linked, going: tuple[str, str]) -> 
     assert topic in link.b.topics()
 
 
-@pytest.mark.one_in_ci("stories", of="the target's topics")
-def test_over_a_synchronous_link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
-    """A topic that goes takes nothing In-Sync from the others, and what is acked to the next of its name is there."""
-    with linked(*kafka_pair) as link:
-        link.raise_levels()
-        link.attach(None, None, "--on-source-delete", "delete")
-        (kept, there), (gone, _) = link.names("kept"), link.names("gone")
-        for source in (kept, gone):
-            link.a.create_topic(source)
-            link.a.produce(source, [b"old"] * 3)
-        link.wait_following(2)
-        until("accepted", lambda: link.a.proxy.cli("link", "set-mode", link.name, "synchronous"), 20)
-        until("In-Sync", lambda: states(link, kept, gone) == {"In-Sync"})
-        former = link.remote + gone.removeprefix(link.local)
-        link.a.delete_topic(gone)
-        while former in link.b.topics():
-            (offset,) = link.a.produce(kept, [b"more"], enable_idempotence=True)
-            assert link.b.end(there) > offset, "acked, and not at B"
-            assert states(link, kept) == {"In-Sync"}
-        link.a.create_topic(gone)
-        until("In-Sync", lambda: former in link.b.topics() and states(link, kept, gone) == {"In-Sync"})
-        link.a.produce(gone, [b"new"] * 5, enable_idempotence=True)
-        assert [record.value for record in link.b.read(former)] == [b"new"] * 5
-        assert link.verify()["equal"]
-
-
-def states(link: Linked, *topics: str) -> set[str]:
-    """Those of A's topics at A; "missing" of one that is not there."""
-    found = {each["topic"]: str(each["state"]) for each in link.a.partitions(link.name)}
-    return {found.get(topic, "missing") for topic in topics}
-
-
 def topic_id(side: Side, topic: str) -> str:
     found = side.admin(direct=True).describe_topics(TopicCollection([topic]))[topic].result(30)
     return str(found.topic_id)

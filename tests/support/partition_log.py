@@ -213,12 +213,12 @@ class Partition:
 
     def offset_for_time(self, time: int) -> tuple[int, int]:
         """The first record or marker with such a time (-3: with the latest there is), as brokers tell it."""
-        found = [
+        found = (
             (record.offset, record.timestamp)
             for data in self.log
             for record in decoded(data)
             if record.offset >= self.start
-        ]
+        )
         if time == -3:
             return max(found, key=lambda each: (each[1], -each[0]), default=(-1, -1))
         return next((each for each in found if each[1] >= time), (-1, -1))

@@ -555,13 +555,19 @@ class FollowerLog:
     def _begin_dividing(self) -> None:
         """Take the next batch apart, if it is a small one. What a large one takes it does not hold while it waits."""
         self._dividing = True
-        self.divide()
+        try:
+            self.divide()
+        except OSError:
+            pass  # it is tried again, by itself
         if self._dividing:
             self._division = None
             self._runs.clear()
 
     def divide(self) -> None:
-        """Take the next batch apart, for some milliseconds. One that cannot be taken apart stops the log."""
+        """Take the next batch apart, for some milliseconds. One that cannot be taken apart stops the log.
+
+        Raises OSError: it cannot be now.
+        """
         if not self._dividing:
             return
         if self._division is None:
@@ -577,6 +583,10 @@ class FollowerLog:
                     break
         except BatchError as error:
             self._refuse_batch(error)
+        except OSError:
+            self._division = None
+            self._runs.clear()
+            raise
         self._dividing, self._division = False, None
 
     def _divided(self, batch: Batch) -> Iterator[Run | None]:

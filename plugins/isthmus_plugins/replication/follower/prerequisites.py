@@ -38,7 +38,7 @@ SETTINGS_SPREAD_S: Final = 0.2
 """A broker hears of a topic's new settings a moment after they were made. One that refuses a batch all the same has not
 heard of them yet, as a rule: it gets twice as long each time, six seconds in all."""
 RETRY_S: Final = 5.0
-"""After a trim, or a question about transactions, that failed."""
+"""After a trim, a question about transactions, or the taking apart of a batch, that failed."""
 DIVIDING_AT_ONCE: Final = 2
 """Large batches that are taken apart at the same time: each costs a core, a thread and some megabytes."""
 EPOCHS_AT_ONCE: Final = 1000
@@ -181,8 +181,13 @@ class Prerequisites:
         """Take a large batch apart while the loop does everything else."""
         async with self._dividing:
             while stream.follower_log.next_step() is Step.DIVIDE:
-                stream.follower_log.divide()
-                await asyncio.sleep(0)
+                try:
+                    stream.follower_log.divide()
+                    await asyncio.sleep(0)
+                except OSError as error:
+                    why = f"the batch at offset {stream.follower_log.end} cannot be taken apart now: {error}"
+                    stream.trouble = StopReason(ReasonCode.INTERNAL_ERROR, why)
+                    await asyncio.sleep(RETRY_S)
 
     async def _trim(self, stream: FollowerStream) -> None:
         """Delete what the source has expired: a follower has no retention of its own."""

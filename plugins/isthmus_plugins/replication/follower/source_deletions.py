@@ -61,8 +61,9 @@ class SourceDeletions(Part):
     async def look(self) -> None:
         """Find what was deleted at the sources, and delete what is recorded. Raises BrokerUnavailable."""
         for link in list(self._context.control.state.links.values()):
-            if candidates := self._candidates(link.name):
-                await self._ask(link.name, candidates)
+            candidates = self._candidates(link.name)
+            for start in range(0, len(candidates), ASKED_AT_ONCE):
+                await self._ask(link.name, candidates[start : start + ASKED_AT_ONCE])
         for record in list(self._context.control.state.follower_topics.values()):
             if record.deleting:
                 await self._delete(record)
@@ -83,7 +84,7 @@ class SourceDeletions(Part):
                 and self._follower_topics.source_may_be_deleted(record)
             ):
                 found.append(record)
-        return found[:ASKED_AT_ONCE]
+        return found
 
     async def _ask(self, link_name: str, records: Sequence[FollowerTopic]) -> None:
         """Ask the source, and record what is to go."""

@@ -307,9 +307,7 @@ class FollowerTopics(Part):
 
     async def _lose(self, agreed: TopicInfo) -> None:
         """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
-        now = await self._context.cluster.topic(agreed.name)
-        if now is not None and now.topic_id == agreed.topic_id:
-            await self._context.cluster.delete_topic(agreed.name)
+        await self._context.cluster.delete_topic_id(agreed.topic_id)
 
     async def _adopt_or_refuse(
         self,

@@ -10,7 +10,8 @@ as is known now, was not truncated.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext, check_lease
@@ -19,14 +20,24 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 
+FORGOTTEN_S: Final = 30.0
+
+
+class _Gone(NamedTuple):
+    """A topic that is not there. Both are monotonic seconds."""
+
+    since: float
+    asked: float
+    """When it was asked for last."""
+
 
 class DeletedTopics(Part):
     """What this proxy has seen to be gone, again and again as targets ask."""
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self._gone_since: dict[str, Mapping[str, float]] = {}
-        """By link and id of a topic that its target asked for last: since when (monotonic seconds) it is not there."""
+        self._gone: dict[str, _Gone] = {}
+        """By topic id."""
 
     def answers(self) -> Sequence[Answering]:
         return (calls.DeletedTopics.by(self.on_deleted_topics),)
@@ -43,12 +54,18 @@ class DeletedTopics(Part):
             check_lease(self._context)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected(reasons.BROKER_UNAVAILABLE, str(error)) from error
-        before = self._gone_since.get(connection.link_name, {})
-        since = {name: before.get(name, looked_at) for name, topic_id in ids.items() if topic_id in unknown}
-        self._gone_since[connection.link_name] = since
-        made_anew, lease_s = self._made_anew(since), self._lease_s()
-        deleted = (name for name, at in since.items() if looked_at - at > lease_s and name not in made_anew)
+        gone = {name for name, topic_id in ids.items() if topic_id in unknown}
+        self._note(ids.keys() - gone, gone, looked_at)
+        made_anew, lease_s = self._made_anew(gone), self._lease_s()
+        deleted = {name for name in gone - made_anew if looked_at - self._gone[name].since > lease_s}
         return calls.DeletedTopicsAnswer(tuple(sorted(deleted)))
+
+    def _note(self, there: Collection[str], gone: Collection[str], now: float) -> None:
+        """Note what was seen of topics, and forget those for which nobody has asked for long."""
+        before = {
+            name: each for name, each in self._gone.items() if name not in there and now - each.asked < FORGOTTEN_S
+        }
+        self._gone = before | {name: _Gone(before[name].since if name in before else now, now) for name in gone}
 
     def _lease_s(self) -> float:
         """How long this proxy may go on after it was told last that it has a lease. Raises LinkRejected."""

@@ -21,16 +21,23 @@ from isthmus_protocol.link_pieces import PIECE_BYTES, UNFINISHED_BYTES_MAX
 
 Part: TypeAlias = bytes | memoryview
 NUMBERS: Final = 2**32
+CONTROL_BYTES: Final = 32 * 1024 * 1024
+"""Of what a peer keeps of unfinished frames, for a control frame: it may have to go before all else. No larger one is
+cut."""
 
 
 class _Frame:
     """One frame that waits, or what is left of it."""
 
-    __slots__ = ("gives_back", "in_order", "left", "number", "parts", "size")
+    __slots__ = ("gives_back", "in_order", "left", "number", "parts", "size", "whole")
 
-    def __init__(self, parts: Sequence[Part], size: int, in_order: bool = False, gives_back: int = 0) -> None:
+    def __init__(
+        self, parts: Sequence[Part], size: int, whole: bool = True, in_order: bool = False, gives_back: int = 0
+    ) -> None:
         self.parts = deque(parts)
         self.size = size
+        self.whole = whole
+        """Whether it goes in one piece."""
         self.left = size
         """Bytes that are not written."""
         self.in_order = in_order
@@ -83,7 +90,7 @@ class Outgoing:
         """Lanes with frames, in the order of their turns; empty ones among them are passed over."""
         self._number = 0
         self._unfinished_bytes = 0
-        """Sizes of the frames that the peer has in part."""
+        """Sizes of the frames of streams that the peer has in part."""
 
     def __bool__(self) -> bool:
         return self.queued_bytes > 0
@@ -91,11 +98,12 @@ class Outgoing:
     def put(self, parts: Sequence[Part], size: int, in_order: bool = False) -> None:
         """Add one frame of ``size`` bytes in all."""
         stream = link.stream_of(parts[0]) if self.cuts else None
+        whole = size <= PIECE_BYTES or not self.cuts
         if stream is None:
-            lane = self._control
+            lane, whole = self._control, whole or size > CONTROL_BYTES
         else:
             lane = self._streams.get(stream) or self._streams.setdefault(stream, _Lane(stream))
-        self._add(lane, _Frame(parts, size, in_order))
+        self._add(lane, _Frame(parts, size, whole, in_order))
         self._in_order += in_order
 
     def take(self) -> list[Part]:
@@ -103,7 +111,7 @@ class Outgoing:
         if not self.queued_bytes:
             return []
         control = self._control
-        if control.frames and (self._in_order or not self._goes_in_pieces(control.frames[0])):
+        if control.frames and (self._in_order or control.frames[0].whole):
             return self._next_of(control)
         lane = self._whose_turn()
         taken = self._next_of(lane)
@@ -135,9 +143,6 @@ class Outgoing:
         lane.has_turn = True
         self._turns.append(lane)
 
-    def _goes_in_pieces(self, frame: _Frame) -> bool:
-        return self.cuts and frame.size > PIECE_BYTES
-
     def _whose_turn(self) -> _Lane:
         """The first lane of which something may go. Large frames are begun as far as the peer can keep them."""
         passed: list[_Lane] = []
@@ -147,8 +152,8 @@ class Outgoing:
                 lane.has_turn = False
                 continue
             frame = lane.frames[0]
-            free = UNFINISHED_BYTES_MAX - self._unfinished_bytes
-            if frame.number is not None or not self._goes_in_pieces(frame) or frame.size <= free:
+            free = UNFINISHED_BYTES_MAX - CONTROL_BYTES - self._unfinished_bytes
+            if frame.whole or frame.number is not None or lane.stream is None or frame.size <= free:
                 break
             passed.append(lane)
         self._turns.extendleft(reversed(passed))
@@ -156,11 +161,11 @@ class Outgoing:
         return lane
 
     def _next_of(self, lane: _Lane) -> list[Part]:
-        if self._goes_in_pieces(lane.frames[0]):
+        if not lane.frames[0].whole:
             return self._piece(lane)
         taken: list[Part] = []
         size = 0
-        while lane.frames and size < PIECE_BYTES and not self._goes_in_pieces(lane.frames[0]):
+        while lane.frames and size < PIECE_BYTES and lane.frames[0].whole:
             frame = lane.frames.popleft()
             taken += frame.parts
             size += frame.size
@@ -176,12 +181,12 @@ class Outgoing:
             frame.number = self._number = (self._number + 1) % NUMBERS
             frame.cut(link_pieces.SIZE_BYTES)
             self.queued_bytes -= link_pieces.SIZE_BYTES
-            self._unfinished_bytes += whole
+            self._unfinished_bytes += whole if lane.stream is not None else 0
         count = min(PIECE_BYTES, frame.left)
         taken = link_pieces.encode_piece(frame.number, whole, frame.cut(count))
         self.queued_bytes -= count
         if not frame.left:
             lane.frames.popleft()
             self._in_order -= frame.in_order
-            self._unfinished_bytes -= whole
+            self._unfinished_bytes -= whole if lane.stream is not None else 0
         return taken

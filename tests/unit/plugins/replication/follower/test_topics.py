@@ -175,7 +175,7 @@ def killing(scene: Scene, at: int) -> None:
 
         setattr(owner, name, step)
 
-    for name in ("create_topic", "delete_topic", "create_partitions", "alter_topic_configs"):
+    for name in ("create_topic", "delete_topic_id", "create_partitions", "alter_topic_configs"):
         wrap(scene.cluster, name)
     wrap(scene.control, "append")
 

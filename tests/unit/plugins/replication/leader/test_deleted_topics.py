@@ -48,7 +48,15 @@ def test_what_is_gone_for_a_lease_was_deleted() -> None:
         await asyncio.sleep(LEASE_S)
         assert await source.says(source.there, GONE) == (GONE,)
         assert await source.says(source.there) == ()
-        assert await source.says(GONE) == (), "what was not asked for begins anew"
+        assert await source.says(GONE) == (GONE,)
+        await asyncio.sleep(10 * LEASE_S)
+        assert await source.says(GONE) == (), "what nobody has asked for begins anew"
+        source.cluster.found["t"].topic_id = uuid.UUID(GONE).bytes
+        await asyncio.sleep(LEASE_S)
+        assert await source.says(GONE) == (), "it is there"
+        del source.cluster.found["t"]
+        await asyncio.sleep(LEASE_S)
+        assert await source.says(GONE) == ()
 
     run_simulated(work())
 

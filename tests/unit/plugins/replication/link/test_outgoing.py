@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus_plugins.replication.link.outgoing import Outgoing
+from isthmus_plugins.replication.link.outgoing import CONTROL_BYTES, Outgoing
 from isthmus_protocol import link
 from isthmus_protocol.link import FRAME_BYTES_MAX, MessageType
 from isthmus_protocol.link_pieces import PIECE_BYTES, SIZE_BYTES, UNFINISHED_BYTES_MAX, Reassembly
@@ -139,6 +139,23 @@ def test_no_more_is_begun_than_the_peer_keeps_and_the_rest_has_its_turn() -> Non
     frames = line.frames()
     assert frames == [("append", 3, 0), ("append", 0, 0), ("append", 1, 0), ("append", 2, 0)]
     assert line.most_announced <= UNFINISHED_BYTES_MAX
+
+
+def test_a_call_that_goes_before_all_else_has_its_own_of_what_the_peer_keeps() -> None:
+    line = Line()
+    for stream in range(30):
+        line.append(stream, 10 * MIB)
+    writing = line.taken()
+    for _ in range(30):
+        next(writing)
+    line.call(1, size=CONTROL_BYTES - 100, in_order=True)
+    line.append(99, 50)
+    line.call(2, size=CONTROL_BYTES)
+    frames = [frame for frame in writing if frame is not None]
+    assert frames[0] == ("call", 1, 0)
+    assert frames[1] == ("call", 2, 0), "too large to be cut"
+    assert len(frames) == 33
+    assert UNFINISHED_BYTES_MAX - 11 * MIB < line.most_announced <= UNFINISHED_BYTES_MAX
 
 
 def test_a_stream_that_has_ended_is_sent_no_more_and_what_the_peer_has_of_it_is_given_back() -> None:
