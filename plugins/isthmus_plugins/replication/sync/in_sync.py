@@ -185,12 +185,9 @@ class SyncPartitions:
             return False
         if topic is None:
             return self._links.new.is_ready(link_name)
-        for index in range(len(topic.partitions)):
+        for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
             record = self._links.record(link_name, (topic.name, index))
-            if record is not None and record.topic_id == _as_uuid(topic.topic_id):
-                if record.from_first:
-                    return True
-            elif self._links.new.is_new(link_name, (topic.name, index)):
+            if record.from_first if record is not None else self._links.new.is_new(link_name, (topic.name, index)):
                 return True
         return False
 
