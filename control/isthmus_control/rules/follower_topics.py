@@ -135,6 +135,11 @@ def _forget_follower_topic(state: ControlState, offset: int, command: c.Command,
     require(
         body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
     )
+    require(
+        not before.deleting,
+        Rejection.CONFLICT,
+        f"topic {body.topic!r} is being deleted, as its source's was: wait for it",
+    )
     state, told = abandoned(state, body.topic)
     return (
         state.evolve(follower_topics=drop(state.follower_topics, body.topic)),

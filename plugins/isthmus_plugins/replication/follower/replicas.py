@@ -32,6 +32,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 LOOK_INTERVAL_S: Final = 5.0
 SETTINGS_INTERVAL_S: Final = 60.0
 """How often settings are read although all fitted: 1,000 topics cost the brokers 0.1 s of a core."""
+SAID_S: Final = 30.0
+"""Who is asked by the source is told again more often than that what it asks for of replicas in sync."""
 LOGGED_MAX: Final = 10
 AT_ONCE: Final = 100
 """Partitions of the cluster whose replicas are changed at the same time, by us and others."""
@@ -49,6 +51,12 @@ class FollowerReplicas(Part):
         self._tasks = Tasks("replicas", context.supervision)
         self._said: dict[str, Wish] = {}
         """By local topic: what its source has, as it said last."""
+        self._said_at: dict[str, float] = {}
+        """When that was (monotonic seconds)."""
+        self._placed: dict[str, tuple[tuple[int, ...], ...]] = {}
+        """By topic: the replicas of its partitions, as of the look before."""
+        self._found_min: dict[str, int] = {}
+        """By topic: the ``min.insync.replicas`` that it was last found to have."""
         self._filled: dict[str, int] = {}
         """By topic whose replicas are being changed: how many have all records. As of the latest look."""
         self._lacking: dict[str, Reason] = {}
@@ -72,6 +80,7 @@ class FollowerReplicas(Part):
         self._said[local] = Wish(
             factor, known.in_sync_min if in_sync_min is None and known is not None else in_sync_min
         )
+        self._said_at[local] = self._context.clock.monotonic()
 
     def reason(self, topic: str) -> Reason | None:
         """Why a topic has fewer replicas than it is to have, if it is known to."""
@@ -83,8 +92,11 @@ class FollowerReplicas(Part):
 
     def in_place(self, topic: TopicInfo) -> TopicInfo:
         """A topic without those of its replicas that are being filled."""
+        has = replica_plans.fewest(topic) or topic.replication_factor
         filled = self._filled.get(topic.name)
-        return topic if filled is None else topic._replace(replication_factor=min(filled, topic.replication_factor))
+        if filled is not None:  # brokers that are lost meanwhile lower nothing
+            has = min(has, max(filled, self._found_min.get(topic.name, 1)))
+        return topic._replace(replication_factor=has)
 
     async def look(self) -> None:
         """See what topics have, and have them get what they lack. Raises BrokerUnavailable, KafkaRefused."""
@@ -100,7 +112,13 @@ class FollowerReplicas(Part):
             try:
                 under_way = await cluster.reassigned()
                 changed = {topic for topic, _ in under_way}
-                left = {name: factor for name, factor in lacking.items() if name not in changed}
+                # What somebody else was reassigning may be done by now: it is given nothing that it had before.
+                topics = {**topics, **await cluster.topics()}
+                left = {
+                    name: factor
+                    for name, factor in lacking.items()
+                    if name not in changed and _placed(topics[name]) == self._placed.get(name)
+                }
                 wanted = replica_plans.grown(left, topics, racks, AT_ONCE - len(under_way))
                 refused = await self._reassign(wanted)
                 changed |= {topic for topic, _ in wanted} - refused.keys()
@@ -113,6 +131,8 @@ class FollowerReplicas(Part):
             for name, wish in wishes.items()
             if has[name] < wish.factor
         }
+        self._placed = {name: _placed(topics[name]) for name in wishes}
+        self._said = {name: wish for name, wish in self._said.items() if name in topics}
         await self._follow_in_sync_min(topics, wishes)
 
     async def _reassign(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> dict[str, KafkaRefused]:
@@ -146,20 +166,22 @@ class FollowerReplicas(Part):
         followed = record.state is TopicState.FOLLOWING and record.topic_id == str(uuid.UUID(bytes=info.topic_id))
         if link is None or not followed or record.topic in state.truncations:
             return None
-        in_sync_min = link.follower_in_sync_min or (None if said is None else said.in_sync_min)
+        # Only who was told lately knows what the source has now: another proxy may be the one that is told.
+        lately = self._context.clock.monotonic() - self._said_at.get(record.topic, float("-inf")) < SAID_S
+        in_sync_min = link.follower_in_sync_min or (said.in_sync_min if said is not None and lately else None)
         factor = link.follower_replication_factor
         if factor is None and said is not None and replica_plans.came_empty(state.histories.get(record.topic)):
             factor = min(said.factor, brokers)
         return Wish(factor or 0, in_sync_min)
 
     async def _follow_in_sync_min(self, topics: Mapping[str, TopicInfo], wishes: Mapping[str, Wish]) -> None:
-        """Have ``min.insync.replicas`` be what it is to be, as far as there are replicas.
+        """Have ``min.insync.replicas`` be what it is to be, as far as there are replicas, whatever brokers are away.
 
         Raises BrokerUnavailable, KafkaRefused.
         """
         wanted: dict[str, int] = {}
         for name, wish in wishes.items():
-            there = self.in_place(topics[name]).replication_factor
+            there = replica_plans.fewest(topics[name])
             if name in OWN_TOPICS:
                 wanted |= {name: OWN_IN_SYNC_MIN} if there >= OWN_FACTOR else {}
             elif wish.in_sync_min is not None:
@@ -174,10 +196,12 @@ class FollowerReplicas(Part):
             digest, described = await self._context.cluster.effective_configs(some, self._digests.get(key))
             differing = 0
             for name, effective in (described or {}).items():
-                has = int(effective.get(IN_SYNC_MIN) or 1)
-                if has != wanted[name] and (has < wanted[name] or name not in OWN_TOPICS):
+                has = self._found_min[name] = int(effective.get(IN_SYNC_MIN) or 1)
+                if has < wanted[name] or (has > wanted[name] and name not in OWN_TOPICS):
                     differing += 1
-                    await self._set_in_sync_min(name, wanted[name])
+                    # More than are in sync would stop who writes now.
+                    if has > wanted[name] or replica_plans.filled(topics[name]) >= wanted[name]:
+                        await self._set_in_sync_min(name, wanted[name])
             if differing:
                 all_fit = False
             else:
@@ -201,6 +225,10 @@ class FollowerReplicas(Part):
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("replicas of topics not read", extra={"detail": str(error)})
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def _placed(topic: TopicInfo) -> tuple[tuple[int, ...], ...]:
+    return tuple(partition.replicas for partition in topic.partitions)
 
 
 def _reason(topic: str, has: int, factor: int, alive: int, changed: bool, refused: KafkaRefused | None) -> Reason:

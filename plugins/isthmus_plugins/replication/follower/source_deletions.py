@@ -32,6 +32,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 LOOK_INTERVAL_S: Final = 2.0
 REFUSED_RETRY_S: Final = 60.0
 """How long a topic is kept that the brokers refuse to delete, until that is tried again."""
+KEPT_AFTER_S: Final = 60.0
+"""So long a topic is refused before it is kept: a request of another proxy to delete it may be under way until then."""
 ASKED_AT_ONCE: Final = 500
 
 
@@ -46,6 +48,8 @@ class SourceDeletions(Part):
         self._tasks = Tasks("source-deletions", context.supervision)
         self._refused: dict[str, tuple[float, Reason]] = {}
         """By id of a topic that the brokers refuse to delete: until when it is not tried again, and what they say."""
+        self._refused_since: dict[str, float] = {}
+        """The same of one that is recorded to go: since when they do."""
 
     def start(self) -> None:
         self._tasks.keep("look", self._look_for_ever)
@@ -64,9 +68,16 @@ class SourceDeletions(Part):
             candidates = self._candidates(link.name)
             for start in range(0, len(candidates), ASKED_AT_ONCE):
                 await self._ask(link.name, candidates[start : start + ASKED_AT_ONCE])
-        for record in list(self._context.control.state.follower_topics.values()):
-            if record.deleting:
-                await self._delete(record)
+        for topic in [
+            record.topic for record in self._context.control.state.follower_topics.values() if record.deleting
+        ]:
+            # Each request takes a while, and what goes may be decided otherwise meanwhile.
+            record = self._context.control.state.follower_topics.get(topic)
+            if record is not None and record.deleting:
+                try:
+                    await self._delete(record)
+                except BrokerUnavailable as error:
+                    log.info("follower topic not deleted yet", extra={"topic": topic, "detail": str(error)})
 
     def _candidates(self, link_name: str) -> list[FollowerTopic]:
         """Topics that may have to go: the source has told this proxy that it does not have theirs any more."""
@@ -118,12 +129,16 @@ class SourceDeletions(Part):
         except KafkaRefused as error:
             why = reasons.refused(error, "Delete", f"topic {record.topic}")
             message = f"the source's {record.source_topic} was deleted, and {record.topic} cannot be: {why}"
-            reason = Reason(ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED, message)
-            self._refused[topic_id] = self._clock.monotonic() + REFUSED_RETRY_S, reason
+            now, reason = self._clock.monotonic(), Reason(ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED, message)
+            self._refused[topic_id] = now + REFUSED_RETRY_S, reason
+            if now - self._refused_since.setdefault(topic_id, now) < KEPT_AFTER_S:
+                return
+            self._refused_since.pop(topic_id)
             await self._context.control.append(KeepFollowerTopic(record.link, record.topic, topic_id))
             log.warning("follower topic not deleted", extra={"topic": record.topic, "detail": why})
             return
         self._refused.pop(topic_id, None)
+        self._refused_since.pop(topic_id, None)
         await self._context.control.append(FollowerTopicDeleted(record.link, record.topic, topic_id))
         log.info("follower topic deleted", extra={"link": record.link, "topic": record.topic})
 

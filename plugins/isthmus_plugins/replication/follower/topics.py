@@ -50,7 +50,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
-NEW_SAID_S: Final = 15.0
+NEW_SAID_S: Final = 8.0
 """The leader end says it again more often than that, as long as it is connected."""
 IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
@@ -71,10 +71,10 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
-        self._new: dict[str, float] = {}
-        """By topic: when the source said last that acks of its new partitions wait (monotonic seconds)."""
-        self._holds_new: dict[str, float] = {}
-        """The same by link, of topics to come."""
+        self._new: dict[tuple[LinkConnection, str], float] = {}
+        """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
+        self._holds_new: dict[LinkConnection, float] = {}
+        """The same of topics to come."""
         self.settings = FollowerSettings(context)
 
     # ---- the leader end's call ----
@@ -86,7 +86,7 @@ class FollowerTopics(Part):
         self, connection: LinkConnection, question: calls.PrepareTopics
     ) -> calls.PrepareTopicsAnswer:
         """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions."""
-        self._note_new(connection.link_name, question)
+        self._note_new(connection, question)
         async with self._lock:
             topics = await self._context.cluster.topics()
             await self._sources_seen(connection.link_name, frozenset(question.all), topics)
@@ -129,34 +129,32 @@ class FollowerTopics(Part):
                 answers[name] = replace(answers[name], leaders=leaders)
             return calls.PrepareTopicsAnswer(answers)
 
-    def _note_new(self, link_name: str, question: calls.PrepareTopics) -> None:
+    def _note_new(self, connection: LinkConnection, question: calls.PrepareTopics) -> None:
         now, lookup = self._context.clock.monotonic(), self._context.control.state.lookup
-        self._holds_new[link_name] = now if question.holds_new else float("-inf")
-        self._new = {topic: said for topic, said in self._new.items() if now - said < NEW_SAID_S}
+        self._holds_new[connection] = now if question.holds_new else float("-inf")
         for wanted in question.topics:
+            counterpart = lookup.local(connection.link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
+            key = connection, "" if counterpart is None else counterpart.local_name
             if wanted.from_first:
-                counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
-                if counterpart is not None:
-                    self._new[counterpart.local_name] = now
-
-    def is_new(self, topic: str) -> bool:
-        """Whether the source said just now that acks of a topic's new partitions wait from their first record on."""
-        said = self._new.get(topic)
-        return said is not None and self._context.clock.monotonic() - said < NEW_SAID_S
+                self._new[key] = now
+            else:
+                self._new.pop(key, None)
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """What the source said of acks is true no longer."""
-        self._holds_new.pop(connection.link_name, None)
-        state = self._context.control.state
-        self._new = {
-            topic: said
-            for topic, said in self._new.items()
-            if (record := state.follower_topics.get(topic)) is None or record.link != connection.link_name
-        }
+        self._holds_new.pop(connection, None)
+        self._new = {key: said for key, said in self._new.items() if key[0] is not connection}
+
+    def is_new(self, topic: str) -> bool:
+        """Whether the source said just now that acks of a topic's new partitions wait from their first record on."""
+        since = self._context.clock.monotonic() - NEW_SAID_S
+        return any(said > since for (_, name), said in self._new.items() if name == topic)
 
     def holds_new(self, link_name: str) -> bool:
-        """Whether the source said just now that acks of topics to come wait for this cluster."""
-        return self._context.clock.monotonic() - self._holds_new.get(link_name, float("-inf")) < NEW_SAID_S
+        """Whether all proxies of the source said just now that acks of topics to come wait for this cluster."""
+        since = self._context.clock.monotonic() - NEW_SAID_S
+        told = [said for connection, said in self._holds_new.items() if connection.link_name == link_name]
+        return bool(told) and min(told) > since
 
     def _sources_truncating(self, link_name: str, source_topics: Sequence[str]) -> None:
         """Show why topics wait whose source's topic is not whole, or not even there, for now."""

@@ -72,7 +72,7 @@ class SyncConfirmer(Confirmer, Part):
         """Called when more of a partition is confirmed."""
         self._quorums = Quorums(lambda: context.control.state)
         self._pushed = PushedPartitions(leader_end, groups)
-        self._new = NewPartitions(context, agreed)
+        self._new = NewPartitions(context, agreed, lambda: self._pushed.topics()[1])
         self.links = SynchronousLinks(context, self._new)
         self.commits = CommitGate(context, self, groups, context.clock.monotonic)
         self.reads = ConfirmedReads(context, self.concerns, self.readable_end)
@@ -119,6 +119,7 @@ class SyncConfirmer(Confirmer, Part):
             self._note_detached(before, state)
             self.links.changed(state)
             self.acks.changed()
+        self._new.control_changed(state)
         self.partitions.records_changed(before, state)
         self._before = state
         self.requirements.changed()
@@ -257,7 +258,10 @@ class SyncConfirmer(Confirmer, Part):
         if self.links.expiring.expire(now):
             self._lookup = None
             self.control_changed(self._context.control.state)
-        if self._new.look(*self._pushed.topics()):
+        if now >= self._context.lease_deadline:
+            self._new.forget()
+            self.requirements.changed()
+        elif self._new.look(*self._pushed.topics()):
             self.requirements.changed()
             self.acks.confirmed_all()
         self.reads.confirmed_all()  # leaders may have moved

@@ -246,7 +246,7 @@ class SyncPartitions:
             record = self._links.record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
             another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
-            if (record is None or another) and self._links.new.is_new(key.link, key.place):
+            if record is None and self._links.new.is_new(key.link, key.place):
                 progress.leaves()
                 if now >= progress.retry_at:
                     first.setdefault(key.link, []).append(key)

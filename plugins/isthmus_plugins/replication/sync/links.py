@@ -93,7 +93,7 @@ class SynchronousLinks:
     def waits_for_record(self, place: TopicPartition) -> bool:
         """Whether no ack of a partition goes before it is recorded, since it is new."""
         return any(
-            self.record(link_name, place) is None and self.new.is_new(link_name, place)
+            self.record(link_name, place) is None and self.new.waits(link_name, place)
             for link_name in self.leading(place[0])
         )
 

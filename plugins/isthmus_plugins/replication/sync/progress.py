@@ -174,7 +174,7 @@ class Progress:
     def leaves(self) -> None:
         """It is recorded In-Sync no more, or means something else: no lease is granted until it joins again."""
         self._move(Event.ENDED)
-        self.from_first = False
+        self.from_first = self.is_new = False
         self.joining = self.join_end = self.held_at = self.why = None
 
     def joins(self, record: SyncRecord, now: float) -> None:
@@ -183,7 +183,7 @@ class Progress:
         self.joining, self.joined_at, self.why = record.at_offset, now, None
         self.join_end, self.held_at = None, None
         if self.suspended or record.topic_id != self.topic_id:
-            self.floor, self.suspended = 0 if self.is_new else None, False
+            self.floor, self.suspended = 0 if self.is_new and record.from_first else None, False
         self.topic_id, self.from_first, self.is_new = record.topic_id, record.from_first, False
 
     def asked(self) -> None:

@@ -27,6 +27,7 @@ from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.quorums import is_degraded
 
 if TYPE_CHECKING:
@@ -62,7 +63,11 @@ def note_followed(
             topic_id = topic.topic_id if topic else None
             sync = leased_sync(leases, clock, status.topic, topic_id, status.partition)
             lease = leases.lease(status.topic, topic_id, status.partition)
-            if sync.state == "Unknown" and (lease is None or lease.reported is None) and is_new(status.topic):
+            if (
+                sync.state == "Unknown"
+                and (lease is None or (lease.reported is None and not lease.until_ms))
+                and is_new(status.topic)
+            ):
                 sync = SyncStatus(state="In-Sync", from_first=True)
             _note(status, sync)
 
@@ -155,6 +160,8 @@ def leased_sync(leases: SyncLeases, clock: Clock, topic: str, topic_id: str | No
     if leases.in_sync(topic, partition) and lease is not None:
         return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
     reported = lease.reported if lease is not None and now - lease.reported_at < REPORTED_S else None
+    if reported is not None and lease is not None and reported.from_first:
+        reported = reported if now - lease.reported_at < LEASE_S else None  # it is a promise, as a lease is
     if reported is not None and (reported.state != "In-Sync" or reported.from_first):
         return reported.model_copy(update={"until_ms": until_ms, "any_of": any_of})
     why = ReasonCode.LEASE_RAN_OUT

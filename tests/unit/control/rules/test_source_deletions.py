@@ -65,6 +65,7 @@ def test_while_it_goes_nothing_else_becomes_of_it() -> None:
     """Whoever is late with something about the topic that goes has no say any more."""
     log = Log()
     log.ok(GOES)
+    log.no(c.ForgetFollowerTopic("ab", "in-t"), Rejection.CONFLICT, "is being deleted")
     for state, topic_id, reason in (
         (TopicState.FOLLOWING, T_ID, None),
         (TopicState.REFUSED, T_ID, Reason("CODE", "why")),

@@ -55,7 +55,8 @@ class Scene:
         return (await self.peer.call(calls.PrepareTopics((wanted,), (wanted.topic,)))).topics[wanted.topic]
 
     async def look(self) -> str | None:
-        """What is told of the topic then."""
+        """What is told of the topic then: replicas are given where two looks have seen the same."""
+        await self.replicas.look()
         await self.replicas.look()
         reason = self.replicas.reason(LOCAL)
         return None if reason is None else f"{reason.code}: {reason.message}"
@@ -233,5 +234,37 @@ def test_the_proxies_own_topics(topic: str) -> None:
         scene.control_topic.configs["min.insync.replicas"] = "3"
         await scene.replicas.look()
         assert scene.control_topic.configs["min.insync.replicas"] == "3", "what an operator has raised stays"
+
+    on_cluster(work)
+
+
+def test_brokers_that_are_lost_while_replicas_are_moved_lower_no_min_insync_replicas() -> None:
+    """Acks with one copy, just when the link is Out-Of-Sync for lack of replicas, are not what was asked for."""
+
+    async def work(scene: Scene) -> None:
+        scene.cluster.brokers = [1, 2, 3]
+        await scene.prepare()
+        await scene.look()
+        assert scene.in_sync_min == "2"
+        scene.cluster.growing[LOCAL, 0] = 3  # somebody reassigns it
+        scene.cluster.down |= {2, 3}
+        await scene.look()
+        await scene.prepare()
+        assert scene.in_sync_min == "2"
+
+    on_cluster(work)
+
+
+def test_what_somebody_has_just_moved_is_looked_at_once_more_before_it_gets_replicas() -> None:
+    async def work(scene: Scene) -> None:
+        await scene.prepare()
+        scene.cluster.brokers = [1, 2, 3]
+        await scene.replicas.look()
+        scene.found.replicas = {0: (3,), 1: (3,)}
+        await scene.replicas.look()
+        assert scene.found.replicas == {0: (3,), 1: (3,)}
+        await scene.replicas.look()
+        assert [each[0] for each in scene.found.replicas.values()] == [3, 3]
+        assert len(scene.found.replicas[0]) == 3
 
     on_cluster(work)

@@ -190,7 +190,7 @@ def test_what_the_brokers_refuse_to_delete_is_kept_and_told_and_can_be_failed_ov
             found = status(two)
             return found is not None and "needs ALLOW Delete on topic r-t" in (found.message or "")
 
-        await two.until("it is told", told, 60)
+        await two.until("it is told", told, 120)
         assert not two.controls["B"].state.follower_topics["r-t"].deleting
         assert cluster.partition("r-t").end == 3
         await two.b.links.detach("a-to-b", "r-")

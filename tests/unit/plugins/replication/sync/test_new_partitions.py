@@ -10,7 +10,7 @@ import pytest
 from support.pushing import KEY, PLACE, TOPIC, Source, on_source, produced
 from support.replicas import LINK
 
-from isthmus_control.commands import PartitionSync, RecordSync
+from isthmus_control.commands import AttachNamespace, DetachNamespace, PartitionSync, RecordSync
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -24,7 +24,8 @@ async def empty(source: Source) -> None:
     source.ends.discovery.led = {}
     source.ends.pushed = None
     source.mode(LinkMode.SYNCHRONOUS)
-    for _ in range(4):
+    source.ends.discovery.leader_epochs = {}
+    for _ in range(8):
         await look(source, {})
     await asyncio.sleep(1.0)
 
@@ -38,6 +39,7 @@ async def look(source: Source, topics: dict[str, Any]) -> None:
 async def found(source: Source) -> None:
     """The next look finds the topic; the target has made it, but for what ``pushed`` says."""
     source.ends.discovery.led = {KEY: None}
+    source.ends.discovery.leader_epochs = {PLACE: 0}
     await look(source, dict(await source.cluster.topics()))
 
 
@@ -128,18 +130,82 @@ def test_what_was_there_before_is_syncing_and_waits_for_nothing() -> None:
         source.mode(LinkMode.SYNCHRONOUS)
         source.stream.close = False
         topics = dict(await source.cluster.topics())
-        for _ in range(4):
+        for _ in range(8):
             await look(source, topics)
         await asyncio.sleep(5.0)  # until then it holds whatever the process before may have promised
         assert produced(source.produce()) == 0
         assert status(source) == ("Syncing", False)
-        # A partition that is added is new, the others are not; so is a topic that takes the name.
+        # A partition that is added is new, the others are not; nor is a topic that takes a name that was there.
         assert source.sync.links.waits_for_record((TOPIC, 1))
         assert not source.sync.links.waits_for_record(PLACE)
         await look(source, {TOPIC: topics[TOPIC]._replace(topic_id=bytes(16))})
-        record = source.recorded()
-        assert record is not None
-        assert record.from_first
+        assert source.recorded() is None
+        assert not source.sync.links.waits_for_record(PLACE)
+
+    on_source(work)
+
+
+def test_what_came_to_be_while_nobody_looked_may_have_been_acked_alone() -> None:
+    async def work(source: Source) -> None:
+        source.mode(LinkMode.SYNCHRONOUS)
+        source.stream.close = False
+        source.ends.discovery.led = {}
+        topics = dict(await source.cluster.topics())
+        for number in range(8):
+            await look(source, {} if number < 4 else topics)
+        assert not source.sync.links.new.is_new(LINK, PLACE)
+
+    on_source(work)
+
+
+@pytest.mark.parametrize("what", ["another leader", "led elsewhere"])
+def test_what_another_process_may_have_acked_is_not_new(what: str) -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        topics = dict(await source.cluster.topics())
+        (info,) = topics[TOPIC].partitions
+        other = info._replace(leader_epoch=1) if what == "another leader" else info._replace(leader=9)
+        source.context.brokers = frozenset({1})
+        source.context.fronted_brokers = frozenset({1})
+        await look(source, {TOPIC: topics[TOPIC]._replace(partitions=(other,))})
+        assert not source.sync.links.waits_for_record(PLACE)
+        assert source.recorded() is None
+
+    on_source(work)
+
+
+def test_a_pair_that_is_attached_again_and_a_lost_lease_begin_anew() -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        assert source.sync.links.waits_for_record(PLACE)
+        link = source.control.state.links[LINK]
+        (mapping,) = link.mappings
+        source.control.apply(DetachNamespace(LINK, mapping.type, mapping.local_prefix))
+        source.control.apply(
+            AttachNamespace(LINK, mapping.type, mapping.local_prefix, mapping.remote_prefix, mapping.role)
+        )
+        assert not source.sync.links.waits_for_record(PLACE), "acks went alone meanwhile"
+        for _ in range(8):
+            await look(source, {})
+        assert source.sync.links.waits_for_record(PLACE)
+        source.context.lease_deadline = 0.0
+        await asyncio.sleep(0.5)
+        assert not source.sync.links.waits_for_record(PLACE), "another process may have acked it"
+
+    on_source(work)
+
+
+def test_the_first_ack_of_a_partition_is_no_other_epochs() -> None:
+    """The request came before this proxy had seen it: a plain producer that sent it again stored it twice."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        first = source.produce()
+        await found(source)
+        assert produced(first) is None
+        pushed(source)
+        source.confirm()
+        assert produced(first) == 0
 
     on_source(work)
 
@@ -157,7 +223,7 @@ def test_a_process_that_has_just_started_does_not_know_what_is_new() -> None:
             await enforced(offset)
 
         source.control.enforced = waits  # type: ignore[method-assign]
-        for _ in range(5):
+        for _ in range(8):
             await look(source, {})
         assert not source.sync.links.waits_for_record(PLACE), "some proxy may ack without the other side"
         waiting.set()

@@ -31,7 +31,7 @@ class Links(SynchronousLinks):
 
     def __init__(self, recorded: dict[str, SyncRecord]) -> None:
         context: Any = SimpleNamespace(clock=time, supervision=None)
-        super().__init__(context, NewPartitions(context, lambda link_name: False))
+        super().__init__(context, NewPartitions(context, lambda link_name: False, lambda: 0))
         self.recorded = recorded
 
     def leading(self, topic: str) -> tuple[str, ...]:

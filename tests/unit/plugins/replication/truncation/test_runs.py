@@ -36,6 +36,7 @@ from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected
 from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
+from isthmus_plugins.replication.traffic import Traffic
 from isthmus_plugins.replication.truncation.ownership import HeldUp
 from isthmus_plugins.replication.truncation.runs import (
     HELD_UP_RETRY_S,
@@ -82,7 +83,7 @@ class Streams(FollowerEnd):
     """A follower end whose streams are the test's."""
 
     def __init__(self, context: Any) -> None:
-        super().__init__(context)
+        super().__init__(context, Traffic())
         self.found: list[FollowerStream] = []
 
     def streams(self) -> list[FollowerStream]:

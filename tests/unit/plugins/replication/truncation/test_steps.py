@@ -422,7 +422,7 @@ def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waite
 
         other: Any = FakeContext(scene.cluster, scene.control)
         nothing: Any = None
-        streams = Diverged(other)
+        streams = Diverged(other, Traffic())
         elsewhere = Truncations(other, nothing, streams, FollowerTopics(other, FollowerReplicas(other)), nothing)
         elsewhere._may_run = lambda state, truncation: False  # type: ignore[method-assign]
         elsewhere._look()
