@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ def create_topic(proxied: Proxied, partitions: int = 1) -> str:
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:
     """Any broker may answer, and each hears of a change in its time."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -67,26 +68,36 @@ def test_producer_of_every_codec_and_a_group(proxied_of_each_version: Proxied) -
     other.close()
 
 
+class Member(threading.Thread):
+    """A member of a group in a thread of its own: while it joins, it waits for the others."""
+
+    def __init__(self, proxied: Proxied, topic: str, group: str) -> None:
+        super().__init__(daemon=True)
+        settings = {"group_id": group, "auto_offset_reset": "earliest", "heartbeat_interval_ms": 500}
+        self._consumer = KafkaConsumer(topic, bootstrap_servers=proxied.bootstrap, **settings)
+        self._left = threading.Event()
+        self.assigned = 0
+        self.start()
+
+    def run(self) -> None:
+        while not self._left.is_set():
+            self._consumer.poll(100)
+            self.assigned = len(self._consumer.assignment())
+        self._consumer.close()
+
+    def leave(self) -> None:
+        self._left.set()
+        self.join(30)
+
+
+@pytest.mark.suite("clients")
 def test_a_member_that_joins_gets_partitions(proxied_of_clients: Proxied) -> None:
-    proxied = proxied_of_clients
-    topic, group = create_topic(proxied, 4), unique("group-")
-    settings = {"group_id": group, "auto_offset_reset": "earliest", "heartbeat_interval_ms": 500}
-    members = [KafkaConsumer(topic, bootstrap_servers=proxied.bootstrap, **settings) for _ in range(2)]
-
-    def balanced() -> bool:
-        for member in members:
-            member.poll(100)
-        return [len(member.assignment()) for member in members] == [2, 2]
-
-    eventually("both have partitions", balanced)
-    members[0].close()
-
-    def alone() -> bool:
-        members[1].poll(100)
-        return len(members[1].assignment()) == 4
-
-    eventually("the other one has all", alone)
-    members[1].close()
+    topic, group = create_topic(proxied_of_clients, 4), unique("group-")
+    members = [Member(proxied_of_clients, topic, group) for _ in range(2)]
+    eventually("both have partitions", lambda: [member.assigned for member in members] == [2, 2])
+    members[0].leave()
+    eventually("the other one has all", lambda: members[1].assigned == 4)
+    members[1].leave()
 
 
 def test_administration(proxied_of_clients: Proxied) -> None:
