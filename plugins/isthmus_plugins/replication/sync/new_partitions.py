@@ -107,8 +107,7 @@ class NewPartitions:
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
             held.enforced_at = self._looks()
-        except BrokerUnavailable:
-            held.since = -1  # forgotten with the next change of the control log, and begun anew
+        except BrokerUnavailable:  # the next look begins anew
             self._held = {key: pair for key, pair in self._held.items() if pair is not held}
             self._pairs.clear()
 
