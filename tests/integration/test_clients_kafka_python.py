@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewPartitions, NewTopic
 from support.kafka import unique
+from support.links import until
 from support.proxies import Proxied
 
 pytestmark = pytest.mark.brokers
@@ -25,14 +24,6 @@ def create_topic(proxied: Proxied, partitions: int = 1) -> str:
     finally:
         admin.close()
     return topic
-
-
-def eventually(what: str, condition: Callable[[], bool]) -> None:
-    """Any broker may answer, and each hears of a change in its time."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def test_producer_of_every_codec_and_a_group(proxied_of_each_version: Proxied) -> None:
@@ -94,9 +85,9 @@ class Member(threading.Thread):
 def test_a_member_that_joins_gets_partitions(proxied_of_clients: Proxied) -> None:
     topic, group = create_topic(proxied_of_clients, 4), unique("group-")
     members = [Member(proxied_of_clients, topic, group) for _ in range(2)]
-    eventually("both have partitions", lambda: [member.assigned for member in members] == [2, 2])
+    until("both have partitions", lambda: [member.assigned for member in members] == [2, 2])
     members[0].leave()
-    eventually("the other one has all", lambda: members[1].assigned == 4)
+    until("the other one has all", lambda: members[1].assigned == 4)
     members[1].leave()
 
 
@@ -105,10 +96,10 @@ def test_administration(proxied_of_clients: Proxied) -> None:
     topic = create_topic(proxied, 2)
     admin = KafkaAdminClient(bootstrap_servers=proxied.bootstrap)
     try:
-        eventually("it is listed", lambda: topic in admin.list_topics())
+        until("it is listed", lambda: topic in admin.list_topics())
         admin.create_partitions({topic: NewPartitions(4)})
-        eventually("it has four partitions", lambda: len(admin.describe_topics([topic])[0]["partitions"]) == 4)
+        until("it has four partitions", lambda: len(admin.describe_topics([topic])[0]["partitions"]) == 4)
         admin.delete_topics([topic])
-        eventually("it is gone", lambda: topic not in admin.list_topics())
+        until("it is gone", lambda: topic not in admin.list_topics())
     finally:
         admin.close()
