@@ -15,7 +15,7 @@ import pytest
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from support.kafka import VERSIONS, Clusters, shared
+from support.kafka import VERSIONS, Clusters, shared, unique
 from support.links import Linked, linked, until
 
 HEARTBEATS: Final = {
@@ -146,6 +146,8 @@ def proxied_linked() -> Iterator[Proxied]:
         until("it follows", lambda: pair.a.link(pair.name)["state"] == "Following")
         until("accepted", lambda: pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous"))
         until("In-Sync", lambda: pair.a.link(pair.name)["state"] == "In-Sync")
+        pair.a.create_topic(stays := unique("stays-"))  # tests that delete all that they made leave this to compare
+        pair.a.produce(stays, [b"before the tests"])
         yield Proxied(a, pair.a.proxy)
         report = _equal(pair)
         assert report["partitions"]
