@@ -49,6 +49,7 @@ from isthmus_control.rules.plugins import PLUGIN_HANDLERS
 from isthmus_control.rules.promotions import PROMOTION_HANDLERS
 from isthmus_control.rules.provenance import PROVENANCE_HANDLERS
 from isthmus_control.rules.proxies import PROXY_HANDLERS
+from isthmus_control.rules.source_deletions import SOURCE_DELETION_HANDLERS
 from isthmus_control.rules.source_losses import SOURCE_LOSS_HANDLERS
 from isthmus_control.rules.sync import SYNC_HANDLERS
 from isthmus_control.rules.truncations import TRUNCATION_HANDLERS
@@ -170,6 +171,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **DELETION_HANDLERS,
     **TRUNCATION_HANDLERS,
     **SOURCE_LOSS_HANDLERS,
+    **SOURCE_DELETION_HANDLERS,
     **PROMOTION_HANDLERS,
     **ACL_HANDLERS,
     **SYNC_HANDLERS,

@@ -26,7 +26,7 @@ from isthmus_control.codec import MalformedValue, UnknownField, canonical_json, 
 from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
-from isthmus_control.levels import CONCERNS, PREFIXES, SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CONCERNS, FROM_FIRST, PREFIXES, SIGNING, SOURCE_DELETIONS, SOURCE_LOSSES
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
@@ -36,6 +36,7 @@ from isthmus_control.model import (
     NamespaceKey,
     NamespaceMapping,
     OffsetsCopy,
+    OnSourceDelete,
     OnSourceLoss,
     Reason,
     ResourceType,
@@ -272,7 +273,8 @@ class AttachNamespace(Body):
     """Attaches a pair of namespaces; a follower becomes reserved.
 
     ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
-    The consents: see :class:`~isthmus_control.model.NamespaceMapping`. ``on_source_loss`` None: as it is.
+    The consents: see :class:`~isthmus_control.model.NamespaceMapping`. ``on_source_loss``, ``on_source_delete`` None:
+    as it is.
     """
 
     KIND: ClassVar[str] = "attach-namespace"
@@ -286,6 +288,7 @@ class AttachNamespace(Body):
     create_missing: bool = False
     disable_transaction_verification: bool = False
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
 
     def mapping(self, attached_ms: int = 0, at_offset: int = 0) -> NamespaceMapping:
         """What is attached, once the command stands at ``at_offset``."""
@@ -299,19 +302,24 @@ class AttachNamespace(Body):
             self.truncate_topic_ids,
             self.disable_transaction_verification,
             on_source_loss=self.on_source_loss,
+            on_source_delete=self.on_source_delete,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AlterMapping(Body):
-    """Changes what is set of a pair of namespaces that is attached; what the operator agreed to stays as it is."""
+    """Changes what is set of a pair of namespaces that is attached; what the operator agreed to stays as it is.
+
+    What is None stays, too.
+    """
 
     KIND: ClassVar[str] = "alter-mapping"
     SINCE: ClassVar[int] = SOURCE_LOSSES
     link: str
     type: ResourceType
     local_prefix: str
-    on_source_loss: OnSourceLoss
+    on_source_loss: OnSourceLoss | None
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +462,43 @@ class RecreateFollowerTopic(Body):
     link: str
     topic: str
     topic_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFollowerTopic(Body):
+    """The source's topic with this id was deleted for certain, and the one that follows it is to go as well.
+
+    From here on it follows no more, and is deleted by its id, by any proxy.
+    """
+
+    KIND: ClassVar[str] = "delete-follower-topic"
+    SINCE: ClassVar[int] = SOURCE_DELETIONS
+    link: str
+    topic: str
+    topic_id: str
+    source_topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFollowerTopic(Body):
+    """The brokers refuse to delete a topic that was to go: it stays, and follows what is there no more."""
+
+    KIND: ClassVar[str] = "keep-follower-topic"
+    SINCE: ClassVar[int] = SOURCE_DELETIONS
+    link: str
+    topic: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerTopicDeleted(Body):
+    """A topic that was to go is gone, and what was recorded of it goes."""
+
+    KIND: ClassVar[str] = "follower-topic-deleted"
+    SINCE: ClassVar[int] = SOURCE_DELETIONS
+    link: str
+    topic: str
+    topic_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,8 +735,8 @@ class PartitionSync:
 class RecordSync(Body):
     """Partitions of a synchronous link are In-Sync or Out-Of-Sync from these offsets on: from now on, for acks.
 
-    ``reached``: they are In-Sync already, and the other side has been seen to have all. OUT_OF_SYNC makes those Syncing
-    again that never were.
+    ``reached``: they are In-Sync already, and the other side has been seen to have all. ``from_first``: they are so new
+    that acks were held from their first record on. OUT_OF_SYNC makes those Syncing again that neither is true of.
     """
 
     KIND: ClassVar[str] = "record-sync"
@@ -702,6 +747,7 @@ class RecordSync(Body):
     partitions: tuple[PartitionSync, ...]
     reason: Reason | None = None
     reached: bool = False
+    from_first: bool = field(default=False, metadata=since(FROM_FIRST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -895,6 +941,9 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             CompactFollowerTopic,
             ForgetFollowerTopic,
             RecreateFollowerTopic,
+            DeleteFollowerTopic,
+            KeepFollowerTopic,
+            FollowerTopicDeleted,
             OpenProvenance,
             CloseProvenance,
             TruncateProvenance,

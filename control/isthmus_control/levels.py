@@ -30,11 +30,18 @@ PREFIXES: Final = 2
 """Records say of which log their writers had applied what was before them."""
 SIGNING: Final = 2
 """Records are signed, where there is a control key."""
+FROM_FIRST: Final = 3
+"""Acks of a new partition of a synchronous link are held from its first record on, and that is recorded."""
+SOURCE_DELETIONS: Final = 3
+"""Follower topics may be deleted as their source's are."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
     2: "records say what their writers had applied, so that every proxy sees a log that lost its end or was written "
     "over; they are signed with the control key, where all proxies have one, and others do not count",
+    3: "acks of a new topic or partition of a synchronous link wait for the other cluster from its first record on: it "
+    "is In-Sync at once, and Out-Of-Sync where the other cluster does not get it; "
+    "topics that were deleted at the source are deleted at the target, where that is set (--on-source-delete)",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

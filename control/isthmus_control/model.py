@@ -20,7 +20,7 @@ from isthmus_control.clock import latest as latest_register
 from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
-from isthmus_control.levels import SOURCE_LOSSES, key_id_of, known_level
+from isthmus_control.levels import FROM_FIRST, SOURCE_DELETIONS, SOURCE_LOSSES, key_id_of, known_level
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -29,9 +29,9 @@ INTERNAL_PREFIX = "__isthmus_"
 """Topics and consumer groups of the proxies themselves. No client writes them, no namespace holds them."""
 
 KAFKA_INTERNAL_TOPICS = frozenset(
-    ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+    ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata", "__remote_log_metadata")
 )
-"""Topics of Kafka's own coordinators: never part of a namespace, whatever its prefix."""
+"""Kafka's own topics, about its own partitions: never part of a namespace, whatever its prefix."""
 
 INTERNAL_TOPIC_PREFIXES = (INTERNAL_PREFIX, COPY_PREFIX)
 """Also of copies of other clusters' offsets topics: links write those, and no client does."""
@@ -42,6 +42,12 @@ TRANSACTION_VERIFICATION = "transaction.partition.verification.enable"
 
 SYNC_CONFIRM_TIMEOUT = "sync.confirm.timeout.ms"
 """The setting of a link: how long an ack may wait for the other side."""
+
+FOLLOWER_REPLICATION_FACTOR = "follower.replication.factor"
+"""The setting of a link: how many replicas its follower topics are to have; without it as many as at the source."""
+
+FOLLOWER_IN_SYNC_MIN = "follower.min.insync.replicas"
+"""The setting of a link: ``min.insync.replicas`` of its follower topics; without it what their source has."""
 
 
 class ResourceType(StrEnum):
@@ -67,13 +73,19 @@ def contains(kind: ResourceType, prefix: str, name: str) -> bool:
 
     The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics and groups are in none.
     """
-    if not name.startswith(prefix) or (not prefix and name.startswith("_")):
-        return False
-    if kind is ResourceType.CONSUMER_GROUP:
-        return not name.startswith(INTERNAL_PREFIX)
-    return kind is not ResourceType.TOPIC or not (
-        name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_TOPIC_PREFIXES)
-    )
+    return name.startswith(prefix) and (bool(prefix) or not name.startswith("_")) and not is_internal(kind, name)
+
+
+def is_internal(kind: ResourceType, name: str) -> bool:
+    """Whether a resource is Kafka's own, or the proxies', and in no namespace."""
+    if kind is ResourceType.TOPIC:
+        return is_internal_topic(name)
+    return kind is ResourceType.CONSUMER_GROUP and name.startswith(INTERNAL_PREFIX)
+
+
+def is_internal_topic(name: str) -> bool:
+    """Whether a topic is Kafka's own, or the proxies', whatever else begins with underscores."""
+    return name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_TOPIC_PREFIXES)
 
 
 def overlap(left: str, right: str) -> bool:
@@ -186,6 +198,15 @@ class OnSourceLoss(StrEnum):
     """Nothing is cut: the partition stands still until an operator decides."""
 
 
+class OnSourceDelete(StrEnum):
+    """What becomes of a follower topic when its source's topic is deleted."""
+
+    KEEP = "keep"
+    """It keeps its records until an operator decides."""
+    DELETE = "delete"
+    """It is deleted as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceMapping:
     """A pair of namespaces attached to a link, or (``offsets``) the pair of an offsets topic and its copy.
@@ -194,7 +215,7 @@ class NamespaceMapping:
     hold other records, are emptied to follow (ids: a topic that takes such a name later is another one).
     ``disable_transaction_verification``: the operator agreed that the follower's brokers go without
     :data:`TRANSACTION_VERIFICATION` while the mapping stands. ``on_source_loss``: of a follower; None: HOLD where the
-    source's namespace is strict, else CUT.
+    source's namespace is strict, else CUT. ``on_source_delete``: of a follower of topics; None: KEEP.
     """
 
     type: ResourceType
@@ -207,6 +228,7 @@ class NamespaceMapping:
     disable_transaction_verification: bool = False
     offsets: OffsetsCopy | None = None
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
 
     @property
     def local(self) -> NamespaceKey:
@@ -328,6 +350,18 @@ class Link:
         """How long an ack may wait for the other side before its partition is recorded Out-Of-Sync."""
         return int(self.config.get(SYNC_CONFIRM_TIMEOUT, SYNC_CONFIRM_TIMEOUT_MS))
 
+    @property
+    def follower_replication_factor(self) -> int | None:
+        """How many replicas follower topics are to have, if that is set."""
+        value = self.config.get(FOLLOWER_REPLICATION_FACTOR)
+        return None if value is None else int(value)
+
+    @property
+    def follower_in_sync_min(self) -> int | None:
+        """How many replicas of a follower topic have to be in sync for a write, if that is set."""
+        value = self.config.get(FOLLOWER_IN_SYNC_MIN)
+        return None if value is None else int(value)
+
     def mapping(self, kind: ResourceType, local_prefix: str) -> NamespaceMapping | None:
         """The mapping whose local namespace this is."""
         for mapping in self.mappings:
@@ -381,8 +415,9 @@ class SyncRecord:
 
     ``since_offset`` is an offset of the partition: both sides have what is below it. ``at_offset`` is the record's own
     in the command log. OUT_OF_SYNC alone has a reason. ``reached``: since the mode was set, the other side has been
-    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing. ``degraded``: it
-    has been Out-Of-Sync for long, and not In-Sync since; it says nothing while acks are held.
+    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing. ``from_first``:
+    it is In-Sync before that is reached, since acks were held from its first record on. ``degraded``: it has been
+    Out-Of-Sync for long, and not In-Sync since; it says nothing while acks are held.
     """
 
     topic_id: str
@@ -393,6 +428,7 @@ class SyncRecord:
     at_offset: int
     reached: bool = True
     degraded: Degraded | None = None
+    from_first: bool = field(default=False, metadata=since(FROM_FIRST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +488,8 @@ class GroupClaim:
 class FollowerTopic:
     """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique.
 
-    ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it. ``compacts``: this
+    ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it. ``deleting``: nobody has to
+    agree, that topic goes as its source's did, and what comes in its place is another one. ``compacts``: this
     cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
     did, so records may be missing here that the source still has. ``doubted``: by partition, before which offset the
     source may have deleted keys of which this topic still has a record; to be compared. ``settings``: what the source
@@ -472,6 +509,7 @@ class FollowerTopic:
     cleaned: bool = False
     doubted: Mapping[int, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    deleting: bool = field(default=False, metadata=since(SOURCE_DELETIONS))
 
 
 @dataclass(frozen=True, slots=True)

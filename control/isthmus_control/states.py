@@ -57,6 +57,7 @@ class ReasonCode(StrEnum):
     TARGET_WRITTEN_BY_OTHERS = "TARGET_WRITTEN_BY_OTHERS"
     TARGET_REFUSES_RECORDS = "TARGET_REFUSES_RECORDS"
     TARGET_REFUSES_SETTINGS = "TARGET_REFUSES_SETTINGS"
+    TARGET_LACKS_REPLICAS = "TARGET_LACKS_REPLICAS"
     NOT_COMPACTED_YET = "NOT_COMPACTED_YET"
     NOT_LEVEL_YET = "NOT_LEVEL_YET"
     DELETIONS_DOUBTED = "DELETIONS_DOUBTED"
@@ -107,18 +108,16 @@ WAITING = frozenset((PartitionState.DIVERGED, PartitionState.REFUSED, PartitionS
 
 
 def combine(mode: LinkMode, connected: bool, partitions: Iterable[PartitionState]) -> LinkState:
-    """The state of a link from those of its partitions: as good as the worst that moves.
+    """The state of a link from those of its partitions, all that it has: as good as the worst.
 
-    Partitions that wait for somebody (Diverged, Refused, Stopped) keep an asynchronous link from neither state: they
-    show on their own. A synchronous link with one of them promises too much, so it is Out-Of-Sync; one of which no
-    partition is known is Syncing.
+    With one that waits for somebody (Diverged, Refused, Stopped) an asynchronous link is Catching Up: not all is
+    copied. A synchronous one promises too much then, so it is Out-Of-Sync. One without partitions has all there is.
     """
     states = frozenset(partitions)
     if mode is LinkMode.ASYNCHRONOUS:
         if not connected:
             return LinkState.DISCONNECTED
-        behind = states & {PartitionState.DISCONNECTED, PartitionState.CATCHING_UP}
-        return LinkState.CATCHING_UP if behind else LinkState.FOLLOWING
-    if PartitionState.SYNCING in states or not states:
+        return LinkState.FOLLOWING if states <= {PartitionState.FOLLOWING} else LinkState.CATCHING_UP
+    if PartitionState.SYNCING in states:
         return LinkState.SYNCING
     return LinkState.IN_SYNC if connected and states <= {PartitionState.IN_SYNC} else LinkState.OUT_OF_SYNC

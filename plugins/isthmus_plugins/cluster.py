@@ -152,6 +152,10 @@ class PartitionInfo(NamedTuple):
     leader: int
     """-1: none."""
     leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    """The brokers that are to have it, the preferred leader first; some may be away, or not have all of it yet."""
+    in_sync: tuple[int, ...] = ()
+    """Those of them that have all of it."""
 
 
 class TopicInfo(NamedTuple):
@@ -161,6 +165,7 @@ class TopicInfo(NamedTuple):
     partitions: tuple[PartitionInfo, ...]
     replication_factor: int
     internal: bool
+    """Kafka's own, or the proxies': in no namespace."""
     pinned: bool = False
     """Whether it is read from these leaders in these epochs only: each replica is cleaned by itself."""
 
@@ -202,10 +207,24 @@ class ClusterApi(Protocol):
     async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that there are, read now."""
 
+    async def unknown_topics(self, topic_ids: Collection[bytes], cluster_id: str) -> frozenset[bytes]:
+        """Of these topics, those that no broker of the cluster has any more: each that is there was asked, by id.
+
+        A topic that this proxy may not describe counts as one that there is. Raises BrokerUnavailable where a broker
+        does not answer, or is of another cluster than ``cluster_id``.
+        """
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now."""
 
-    async def broker_count(self) -> int: ...
+    async def broker_racks(self) -> Mapping[int, str | None]:
+        """The racks of the brokers that are there, by id; as last read."""
+
+    async def reassigned(self) -> Collection[TopicPartition]:
+        """Partitions whose replicas are being changed now, by whomever."""
+
+    async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> Mapping[TopicPartition, KafkaRefused]:
+        """Have partitions get these replicas, the preferred leader first; those for which that is refused, and why."""
 
     async def log_end(self, topic: str, partition: int) -> int:
         """The leader's log end offset, which may be above the high watermark."""

@@ -88,6 +88,11 @@ class _Answer(Gate):
         return self._sent if self._refusals is None else self._refused(self._sent, self._refusals)
 
 
+NO_EPOCH: Final = -1
+"""Of a partition that is not known yet."""
+FIRST_EPOCH: Final = 0
+
+
 class Wait(NamedTuple):
     """One partition that an answer waits for, up to ``end``."""
 
@@ -203,6 +208,9 @@ class HeldAnswers:
             if not waiting:
                 continue
             newest = self._needs.leader_epoch(place)
+            if newest == FIRST_EPOCH and waiting[0].epoch == NO_EPOCH:
+                # A partition that was not seen before: it has had no other epoch.
+                waiting[:] = [wait._replace(epoch=newest) if wait.epoch == NO_EPOCH else wait for wait in waiting]
             confirmed = self._needs.confirmed_end(place, newest, bool(transactional))
             while waiting and (
                 not waiting[0].answer.places

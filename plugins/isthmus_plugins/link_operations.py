@@ -96,7 +96,7 @@ class LinkOperations(Protocol):
         """The settings that a local topic has instead of its source's because it follows."""
 
     def topic_settings_reason(self, topic: str) -> Reason | None:
-        """Why a local topic does not have its source's settings, or, promoted, still has those of a follower."""
+        """Why a local topic does not have its source's settings or replicas, or, promoted, a follower's settings."""
 
     def truncations(self, link_name: str) -> list[TruncationStatus]:
         """The truncations of a link's follower topics, those under way first, then the last ones, newest first."""

@@ -6,7 +6,7 @@ are the specification's. All models go over REST as they are, so they are also t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -108,6 +108,11 @@ class Attach(_Model):
         "source's log, or nothing is until an operator decides; unset: as it is, at first hold where the source's "
         "namespace is strict, else cut",
     )
+    on_source_delete: Literal["keep", "delete"] | None = Field(
+        default=None,
+        description="what becomes of a topic whose source's topic is deleted: it keeps its records until an operator "
+        "decides, or it is deleted as well; unset: as it is, at first keep",
+    )
     disable_transaction_verification: bool = Field(
         default=False,
         description="the follower's brokers go without transaction.partition.verification.enable while this is "
@@ -121,9 +126,20 @@ class AlterMapping(_Model):
 
     local: str = Field(description="prefix of the local namespace")
     type: Literal["topic", "consumer-group"] = "topic"
-    on_source_loss: Literal["cut", "hold"] = Field(
-        description="what becomes of what the source lost although it had acked it In-Sync; cut: of what is held, too"
+    on_source_loss: Literal["cut", "hold"] | None = Field(
+        default=None,
+        description="what becomes of what the source lost although it had acked it In-Sync; cut: of what is held, too",
     )
+    on_source_delete: Literal["keep", "delete"] | None = Field(
+        default=None,
+        description="what becomes of a topic whose source's topic is deleted, or was and has been kept until now",
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.on_source_loss is None and self.on_source_delete is None:
+            raise ValueError("say what is to be set: on_source_loss, on_source_delete")
+        return self
 
 
 class TopicPlan(_Model):
@@ -161,6 +177,15 @@ class GroupPlan(_Model):
     """Committed offsets in topics of the link: they become what the source's group has, or go."""
 
 
+class LeftOutName(_Model):
+    """A topic or consumer group that a namespace's prefix covers, and that its link does not replicate."""
+
+    type: Literal["topic", "consumer-group"]
+    name: str
+    """At the source."""
+    reason: str
+
+
 class AttachResult(_Model):
     link_name: str
     local: str
@@ -170,6 +195,8 @@ class AttachResult(_Model):
     topics: list[TopicPlan] = []
     transaction_verification: TransactionVerificationPlan | None = None
     groups: list[GroupPlan] = []
+    left_out: list[LeftOutName] = []
+    """By all that the link has attached then."""
 
 
 class MappingStatus(_Model):
@@ -181,6 +208,8 @@ class MappingStatus(_Model):
     """Of a follower: the consent stands."""
     on_source_loss: str | None = None
     """Of a follower: cut or hold. None: hold where the source's namespace is strict, else cut."""
+    on_source_delete: str | None = None
+    """Of a follower of topics: keep or delete. None: keep."""
     state: str
     """That of the worst partition, group or binding of the namespace; which of them are worse on their own is named."""
     reason: str | None = None
@@ -196,6 +225,7 @@ class MappingStatus(_Model):
             role=mapping.role.value,
             disable_transaction_verification=mapping.disable_transaction_verification,
             on_source_loss=None if mapping.on_source_loss is None else mapping.on_source_loss.value,
+            on_source_delete=None if mapping.on_source_delete is None else mapping.on_source_delete.value,
             state=state,
             reason=reason,
             message=message,
@@ -262,9 +292,14 @@ class PromotedNamespace(_Model):
     transactions_ended: int = 0
     transactions_committed: int = 0
     """Of these."""
+    left_out: list[LeftOutName] = []
+    """What the link did not replicate of it, as the source said last."""
     settings_refused: list[str] = []
     """Of each topic the settings of the source that the brokers here refuse, or (a dry run) would refuse: it keeps a
     follower's, and is promoted all the same."""
+    replicas_lacking: list[str] = []
+    """Topics, the proxies' own among them, that have fewer replicas than they are to have: a broker that goes down may
+    stop those who write them."""
     promoted: bool = False
 
 
@@ -293,6 +328,8 @@ class SyncStatus(_Model):
     state: Literal["Syncing", "In-Sync", "Out-Of-Sync", "Unknown"]
     """In-Sync: acks wait until both clusters have the record. Syncing: not yet. Out-Of-Sync: not any more. Unknown, at
     the target alone: nothing was heard of it for too long."""
+    from_first: bool = False
+    """In-Sync, and so new that no lease was granted to the target yet: acks waited from its first record on."""
     since_offset: int | None = None
     """From this offset on; both clusters have what is below it. None: Syncing, nothing is recorded, or not known."""
     since_ms: int | None = None
@@ -526,6 +563,8 @@ class LinkStatus(_Model):
     """Of acks of the source's clients."""
     sync_confirm_timeout_ms: int = SYNC_CONFIRM_TIMEOUT_MS
     """How long an ack of a synchronous link may wait until its partition is Out-Of-Sync."""
+    config: dict[str, str] = {}
+    """The settings of both ends that were set."""
     state: str
     reason: str | None = None
     message: str | None = None
@@ -544,6 +583,10 @@ class LinkStatus(_Model):
     """What keeps this proxy from knowing all that groups have committed."""
     settings_kept: list[str] = []
     """Settings that topics which followed have still as followers do, since the brokers refused the source's."""
+    left_out: list[LeftOutName] = []
+    """What a led namespace's prefix covers at the source, and is not replicated."""
+    left_out_more: int = 0
+    """So many more there are."""
     source_losses: list[SourceLossStatus] = []
     """What a source lost although it had acked it In-Sync, until `isthmus link acknowledge`."""
     source_losses_left_off: int = 0
@@ -649,3 +692,7 @@ class VerifyReport(_Model):
     seconds: float
     partitions: list[PartitionVerdict]
     groups: list[GroupVerdict] = []
+    left_out: list[LeftOutName] = []
+    """What the link does not replicate, and was not compared."""
+    message: str | None = None
+    """That nothing was compared: it is not equal then, and not different."""

@@ -101,6 +101,9 @@ class PluginContext(Protocol):
     offsets_keyring_file: Path | None
     """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
 
+    partition_metrics: bool
+    """Whether metrics have series for each partition (``[replication] partition_metrics``)."""
+
     supervision: Supervision
     """What of the background work fails."""
 

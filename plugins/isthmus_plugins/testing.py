@@ -144,8 +144,8 @@ class Broker:
     async def leader_of(self, topic: str, partition: int) -> int | None:
         return BROKER_ID if (topic, partition) in self.logs else None
 
-    async def broker_count(self) -> int:
-        return 1
+    async def broker_racks(self) -> Mapping[int, str | None]:
+        return {BROKER_ID: None}
 
     async def log_end(self, topic: str, partition: int) -> int:
         return self.end(topic, partition)

@@ -16,6 +16,7 @@ flow from the leader end of a namespace to its follower end, whoever dialled.
                                  APPENDED        the follower's log end, cumulative
                                  STOPPED         a stream ended, with the reason
                                  HEARTBEAT       nothing said for a while
+                                 PIECE           a part of a large frame (:mod:`isthmus_protocol.link_pieces`)
 
 A frame is a 4-byte size (of what follows), a 1-byte type and a body. ``HELLO`` states the versions that the dialler
 speaks; the acceptor chooses. The keys are X25519 public keys: a link's secret is agreed on, never sent.
@@ -41,10 +42,12 @@ HANDSHAKE_BYTES_MAX: Final = 16 * 1024
 """What an end that has proved nothing may make us hold."""
 NONCE_BYTES: Final = 32
 
-_HEAD: Final = struct.Struct(">IB")
+HEAD: Final = struct.Struct(">IB")
+"""Size of what follows it, and type."""
 _JSON: Final = json.JSONEncoder(separators=(",", ":"))
 _APPEND: Final = struct.Struct(">IqqqI")
 _APPENDED: Final = struct.Struct(">Iq")
+_STREAM: Final = struct.Struct(">I")
 
 
 class MessageType(IntEnum):
@@ -59,9 +62,10 @@ class MessageType(IntEnum):
     APPENDED = 19
     STOPPED = 20
     HEARTBEAT = 21
+    PIECE = 22
 
 
-_TYPES: Final = {int(each): each for each in MessageType}
+TYPES: Final = {int(each): each for each in MessageType}
 
 
 class Append(NamedTuple):
@@ -88,7 +92,7 @@ class Appended(NamedTuple):
 
 def encode(kind: MessageType, body: bytes) -> bytes:
     """A frame of any type."""
-    return _HEAD.pack(len(body) + 1, kind) + body
+    return HEAD.pack(len(body) + 1, kind) + body
 
 
 def encode_json(kind: MessageType, body: Mapping[str, Any]) -> bytes:
@@ -100,13 +104,18 @@ def encode_append_head(
     stream: int, from_offset: int, source_start: int, source_end: int, source_end_age_ms: int, records_size: int
 ) -> bytes:
     """What stands before the records of an APPEND frame; the records are written after it without a copy."""
-    return _HEAD.pack(1 + _APPEND.size + records_size, MessageType.APPEND) + _APPEND.pack(
+    return HEAD.pack(1 + _APPEND.size + records_size, MessageType.APPEND) + _APPEND.pack(
         stream, from_offset, source_start, source_end, min(source_end_age_ms, 0xFFFFFFFF)
     )
 
 
 def encode_appended(stream: int, end_offset: int) -> bytes:
-    return _HEAD.pack(1 + _APPENDED.size, MessageType.APPENDED) + _APPENDED.pack(stream, end_offset)
+    return HEAD.pack(1 + _APPENDED.size, MessageType.APPENDED) + _APPENDED.pack(stream, end_offset)
+
+
+def stream_of(head: bytes | memoryview) -> int | None:
+    """The stream of an APPEND frame, by what :func:`encode_append_head` made; None: the frame is of another type."""
+    return _STREAM.unpack_from(head, HEAD.size)[0] if head[HEAD.size - 1] == MessageType.APPEND else None
 
 
 def decode_append(body: memoryview) -> Append:
@@ -136,13 +145,20 @@ def decode_json(body: memoryview) -> dict[str, Any]:
 
 
 class Splitter:
-    """Cuts a stream of bytes into frames. Holds no more than one frame and one chunk."""
+    """Cuts a stream of bytes into frames. Holds no more than one frame and one chunk.
 
-    __slots__ = ("_buffer", "_frame_bytes_max", "_wanted")
+    What comes within one chunk is not copied, and a frame of several chunks once.
+    """
+
+    __slots__ = ("_frame_bytes_max", "_held", "_parts", "_wanted")
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._wanted = _HEAD.size
+        self._parts: list[bytes | memoryview] = []
+        """Of a frame that is not whole."""
+        self._held = 0
+        """Bytes of them."""
+        self._wanted = HEAD.size
+        """Bytes of that frame, once its head is there."""
         self._frame_bytes_max = HANDSHAKE_BYTES_MAX
 
     def authenticated(self) -> None:
@@ -151,30 +167,39 @@ class Splitter:
 
     def feed(self, chunk: bytes) -> Iterator[tuple[MessageType, memoryview]]:
         """The frames that ``chunk`` completes, as type and body. Raises MalformedFrame."""
-        if self._buffer:
-            self._buffer += chunk
-            if len(self._buffer) < self._wanted:
-                return
-            chunk = bytes(self._buffer)
-            self._buffer = bytearray()
-        view = memoryview(chunk)
         position = 0
-        while len(chunk) - position >= _HEAD.size:
-            size, kind = _HEAD.unpack_from(chunk, position)
-            if not 1 <= size <= self._frame_bytes_max:
-                raise MalformedFrame(f"a link frame of {size} bytes")
-            end = position + 4 + size
-            if end > len(chunk):
-                self._wanted = 4 + size
+        if self._parts:
+            if self._held < HEAD.size:
+                chunk = b"".join((*self._parts, chunk))
+            elif self._held + len(chunk) < self._wanted:
+                self._parts.append(chunk)
+                self._held += len(chunk)
+                return
+            else:
+                position = self._wanted - self._held
+                frame = b"".join((*self._parts, memoryview(chunk)[:position]))
+                self._parts = []
+                yield self._type(frame[HEAD.size - 1]), memoryview(frame)[HEAD.size :]
+        view, size = memoryview(chunk), len(chunk)
+        while size - position >= HEAD.size:
+            following, kind = HEAD.unpack_from(chunk, position)
+            if not 1 <= following <= self._frame_bytes_max:
+                raise MalformedFrame(f"a link frame of {following} bytes")
+            end = position + 4 + following
+            if end > size:
+                self._wanted = 4 + following
                 break
-            message_type = _TYPES.get(kind)
-            if message_type is None:
-                raise MalformedFrame(f"a link frame of unknown type {kind}")
-            yield message_type, view[position + _HEAD.size : end]
+            yield self._type(kind), view[position + HEAD.size : end]
             position = end
-        else:
-            self._wanted = _HEAD.size
-        self._buffer += view[position:]
+        self._held = size - position
+        self._parts = [view[position:]] if self._held else []
+
+    @staticmethod
+    def _type(kind: int) -> MessageType:
+        message_type = TYPES.get(kind)
+        if message_type is None:
+            raise MalformedFrame(f"a link frame of unknown type {kind}")
+        return message_type
 
 
 def choose_version(minimum: int, maximum: int) -> int | None:

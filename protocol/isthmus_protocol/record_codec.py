@@ -1,20 +1,19 @@
-"""The records inside a batch: decoding, encoding and re-encoding them, with compression.
+"""The records inside a batch: decoding and encoding them, with compression.
 
-Hot paths copy batches whole (records.py); this is for what cannot be copied whole: batches that compaction left with
-holes, batches stamped with the append time, control records, and whatever is compared record by record.
+Hot paths copy batches whole (records.py), and what cannot be copied whole is taken apart a little at a time
+(record_division.py); this is for control records, and for whatever is read or compared record by record.
 
     record   length varint | attributes (1) | timestamp delta varlong | offset delta varint | body
     body     key length varint, key | value length varint, value | header count varint, (key, value)...
 
-Varints are zigzag (signed) as in Protocol Buffers; a length of -1 is null. Re-encoding copies bodies byte by byte
-without reading them, so keys, values and headers cannot change on the way. Timestamps are milliseconds.
+Varints are zigzag (signed) as in Protocol Buffers; a length of -1 is null. Timestamps are milliseconds.
 
 Whatever the bytes, decoding raises MalformedBatch or UnsupportedBatch (BatchTooLarge past the limit) and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from isthmus_protocol.records import (
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
     BatchHeader,
+    BatchTooLarge,
     Compression,
     Frame,
     MalformedBatch,
@@ -33,12 +33,19 @@ from isthmus_protocol.records import (
     seal,
     whole_header,
 )
+from isthmus_protocol.varints import VARINT_BITS, VARLONG_BITS, read_varint, varint
 
-_VARINT_BITS = 32
-_VARLONG_BITS = 64
 _TIMESTAMP_MIN, _TIMESTAMP_MAX = -(2**63), 2**63 - 1
 # Attributes, timestamp delta, offset delta, key length, value length, header count: a byte each.
 _RECORD_MIN = 6
+# Records that are read at a time, in some milliseconds.
+STEP_RECORDS = 1000
+# A record that is read has to fit memory; one that is only taken out of a batch has not (record_division.py).
+RECORD_BYTES_MAX = 1 << 30
+# Bytes of a record's length.
+_LENGTH_MAX = 5
+# A record's (offset, timestamp, attributes, start of the body, end of the body).
+_Span = tuple[int, int, int, int, int]
 
 
 class Record(NamedTuple):
@@ -74,25 +81,6 @@ class ControlRecord(NamedTuple):
     coordinator_epoch: int
 
 
-class Run(NamedTuple):
-    """Consecutive offsets of a batch that hold a record each (`batch` has them), or none (`batch` is None)."""
-
-    first_offset: int
-    length: int
-    batch: bytes | None
-
-    @property
-    def next_offset(self) -> int:
-        return self.first_offset + self.length
-
-
-class _RawRecord(NamedTuple):
-    timestamp: int
-    offset: int
-    attributes: int
-    body: bytes
-
-
 # -- Decoding ----------------------------------------------------------------------------------------------------------
 
 
@@ -102,14 +90,66 @@ def decode_records(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> list[Recor
     Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
     """
     header = whole_header(batch)
-    payload = _payload(batch, header, limit)
-    records = []
-    offset = header.base_offset
+    some = _decoded(header, (_payload(batch, header, limit),), header.record_count)
+    return [record for records in some for record in records]
+
+
+def decode_in_steps(batch: Frame, pieces: Iterable[bytes]) -> Iterator[list[Record]]:
+    """The same of a batch whose records come decompressed, in `pieces`: some records at a time.
+
+    It holds a piece and the largest record, twice each. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge (of a
+    record of more than RECORD_BYTES_MAX), and what `pieces` raises.
+    """
+    return _decoded(whole_header(batch), pieces, STEP_RECORDS)
+
+
+def _decoded(header: BatchHeader, pieces: Iterable[bytes], at_once: int) -> Iterator[list[Record]]:
+    source = iter(pieces)
+    buffer, position = b"", 0
+    left, last_delta = header.record_count, -1
+    while left:
+        spans, end = _spans(header, buffer, position, min(left, at_once), last_delta)
+        if not spans:
+            size = len(buffer) - position
+            buffer, position = _with_a_whole_record(buffer[position:], source), 0
+            if len(buffer) == size:
+                raise MalformedBatch(f"the batch ends within its record number {header.record_count - left}")
+            continue
+        position = end
+        left, last_delta = left - len(spans), spans[-1][0] - header.base_offset
+        yield _records(buffer, spans)
+    left_over = len(buffer) - position or len(next(source, b""))
+    if left_over:
+        raise MalformedBatch(f"{left_over} bytes are left after the last record")
+    if last_delta > header.last_offset_delta:
+        raise MalformedBatch(f"offset delta {last_delta} is beyond the batch's last, {header.last_offset_delta}")
+
+
+def _with_a_whole_record(rest: bytes, source: Iterator[bytes]) -> bytes:
+    """``rest``, which begins with a record, and what comes until that is whole, or nothing comes any more."""
+    while len(rest) < _LENGTH_MAX and (piece := next(source, None)) is not None:
+        rest += piece
     try:
-        for offset, timestamp, attributes, position, end in _spans(header, payload):
+        length, position = read_varint(rest, 0, VARINT_BITS)
+    except IndexError:
+        return rest
+    if length > RECORD_BYTES_MAX:
+        raise BatchTooLarge(f"a record of {length} bytes: more than {RECORD_BYTES_MAX} are not read")
+    parts, size = [rest], len(rest)
+    while size < position + length and (piece := next(source, None)) is not None:
+        parts.append(piece)  # a large record is put together once
+        size += len(piece)
+    return rest if len(parts) == 1 else b"".join(parts)
+
+
+def _records(payload: bytes, spans: Iterable[_Span]) -> list[Record]:
+    records = []
+    offset = 0
+    try:
+        for offset, timestamp, attributes, position, end in spans:
             key, position = _read_bytes(payload, position)
             value, position = _read_bytes(payload, position)
-            count, position = _read_varint(payload, position, _VARINT_BITS)
+            count, position = read_varint(payload, position, VARINT_BITS)
             headers: tuple[tuple[str, bytes | None], ...] = ()
             if count:
                 headers, position = _read_headers(payload, position, end, count)
@@ -160,40 +200,44 @@ def _payload(batch: Frame, header: BatchHeader, limit: int) -> bytes:
     return decompress(payload, header.compression, limit=limit) if header.record_count else bytes(payload)
 
 
-def _spans(header: BatchHeader, payload: bytes) -> list[tuple[int, int, int, int, int]]:
-    """Each record's (offset, timestamp, attributes, start of the body, end of the body)."""
-    spans: list[tuple[int, int, int, int, int]] = []
+def _spans(header: BatchHeader, payload: bytes, position: int, count: int, last_delta: int) -> tuple[list[_Span], int]:
+    """Where the records of ``payload`` from ``position`` on are that are whole, at most ``count``, and where they end.
+
+    ``last_delta``: the offset delta of the record before them.
+    """
+    spans: list[_Span] = []
     append = spans.append
-    position, size = 0, len(payload)
+    begin, size = position, len(payload)
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.max_timestamp if header.is_log_append_time else None
-    last_delta = -1
     try:
-        for _ in range(header.record_count):
+        for _ in range(count):
             # Most varints are one byte, and a call costs more than reading it.
             byte = payload[position]
             if byte < 0x80:
                 length = (byte >> 1) ^ -(byte & 1)
                 position += 1
             else:
-                length, position = _read_varint(payload, position, _VARINT_BITS)
+                length, position = read_varint(payload, position, VARINT_BITS)
             end = position + length
-            if length < _RECORD_MIN or end > size:
+            if length < _RECORD_MIN:
                 raise MalformedBatch(f"a record of {length} bytes cannot be, {size - position} are left")
+            if end > size:
+                break
             attributes = payload[position]
             byte = payload[position + 1]
             if byte < 0x80:
                 timestamp = base_timestamp + ((byte >> 1) ^ -(byte & 1))
                 position += 2
             else:
-                delta, position = _read_varint(payload, position + 1, _VARLONG_BITS)
+                delta, position = read_varint(payload, position + 1, VARLONG_BITS)
                 timestamp = base_timestamp + delta
             byte = payload[position]
             if byte < 0x80:
                 delta = (byte >> 1) ^ -(byte & 1)
                 position += 1
             else:
-                delta, position = _read_varint(payload, position, _VARINT_BITS)
+                delta, position = read_varint(payload, position, VARINT_BITS)
             if delta <= last_delta:
                 raise MalformedBatch(f"offset delta {delta} follows {last_delta}")
             last_delta = delta
@@ -202,38 +246,10 @@ def _spans(header: BatchHeader, payload: bytes) -> list[tuple[int, int, int, int
             elif not _TIMESTAMP_MIN <= timestamp <= _TIMESTAMP_MAX:
                 raise MalformedBatch(f"timestamp {timestamp} does not fit 64 bits")
             append((base_offset + delta, timestamp, attributes, position, end))
-            position = end
+            position = begin = end
     except IndexError:
-        raise MalformedBatch(f"the batch ends within its record number {len(spans)}") from None
-    if position != size:
-        raise MalformedBatch(f"{size - position} bytes are left after the last record")
-    if last_delta > header.last_offset_delta:
-        raise MalformedBatch(f"offset delta {last_delta} is beyond the batch's last, {header.last_offset_delta}")
-    return spans
-
-
-def _raw_records(batch: Frame, header: BatchHeader, limit: int) -> list[_RawRecord]:
-    payload = _payload(batch, header, limit)
-    return [
-        _RawRecord(timestamp, offset, attributes, payload[start:end])
-        for offset, timestamp, attributes, start, end in _spans(header, payload)
-    ]
-
-
-def _read_varint(payload: bytes, position: int, bits: int) -> tuple[int, int]:
-    byte = payload[position]
-    value = byte & 0x7F
-    shift = 7
-    while byte >= 0x80:
-        if shift >= bits:
-            raise MalformedBatch(f"a number of more than {bits} bits")
-        position += 1
-        byte = payload[position]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    if value >> bits:
-        raise MalformedBatch(f"a number of more than {bits} bits")
-    return (value >> 1) ^ -(value & 1), position + 1
+        pass  # a record of which the rest has not come
+    return spans, begin
 
 
 def _read_headers(
@@ -257,7 +273,7 @@ def _read_bytes(payload: bytes, position: int) -> tuple[bytes | None, int]:
         length = (byte >> 1) ^ -(byte & 1)
         position += 1
     else:
-        length, position = _read_varint(payload, position, _VARINT_BITS)
+        length, position = read_varint(payload, position, VARINT_BITS)
     if length < 0:
         if length < -1:
             raise MalformedBatch(f"a length of {length}")
@@ -285,80 +301,24 @@ def encode_batch(
 
     Raises ValueError for no records, or offsets that do not rise or do not fit a batch.
     """
-    raw = [_RawRecord(r.timestamp, r.offset, r.attributes, _body(r)) for r in records]
-    if not raw:
+    if not records:
         raise ValueError("a batch needs a record")
-    return _assemble(
-        raw,
-        like,
-        base_offset=raw[0].offset,
-        last_offset=raw[-1].offset if last_offset is None else last_offset,
-        compression=like.compression if compression is None else compression,
-    )
-
-
-def split_runs(
-    batch: Frame, *, from_offset: int = 0, records_max: int | None = None, limit: int = DECOMPRESSED_MAX
-) -> list[Run]:
-    """The batch from `from_offset` on as a broker takes it from a producer: runs of consecutive offsets.
-
-    There is a batch for each run of records (of at most `records_max`), and None for each hole between them. Runs
-    follow one another from the batch's base offset, or `from_offset` if that is later, to its last. A batch that can
-    be stored as it is stays one run, unchanged. What is encoded again:
-
-    - what has holes, or is cut at its front;
-    - LogAppendTime: brokers refuse that bit from producers (INVALID_TIMESTAMP), or clear it and show the producers'
-      times. It becomes CreateTime with the append time on each record;
-    - what carries the cleaner's delete horizon, which stands where the base timestamp does.
-
-    A run keeps its own offsets (rebase it to send it), timestamps, and the sequences that its records had: where
-    compaction left gaps in those, brokers refuse them (OUT_OF_ORDER_SEQUENCE) and it has to be restamped.
-
-    Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
-    """
-    header = whole_header(batch)
-    covered = max(header.base_offset, from_offset)
-    whole = covered == header.base_offset and (records_max is None or header.record_count <= records_max)
-    if whole and header.is_as_produced:
-        return [Run(header.base_offset, header.last_offset_delta + 1, bytes(batch))]
-    records = [record for record in _raw_records(batch, header, limit) if record.offset >= covered]
-    runs = []
-    first = 0
-    while first < len(records):
-        offset = records[first].offset
-        if offset > covered:
-            runs.append(Run(covered, offset - covered, None))
-        end = first + 1
-        stop = len(records) if records_max is None else min(len(records), first + records_max)
-        while end < stop and records[end].offset == offset + end - first:
-            end += 1
-        covered = offset + end - first
-        encoded = _assemble(
-            records[first:end], header, base_offset=offset, last_offset=covered - 1, compression=header.compression
-        )
-        runs.append(Run(offset, end - first, encoded))
-        first = end
-    if covered < header.next_offset:
-        runs.append(Run(covered, header.next_offset - covered, None))
-    return runs
-
-
-def _assemble(
-    records: Sequence[_RawRecord], like: BatchHeader, *, base_offset: int, last_offset: int, compression: Compression
-) -> bytes:
-    base_timestamp = records[0].timestamp if records else like.max_timestamp
+    compression = like.compression if compression is None else compression
+    base_offset, base_timestamp = records[0].offset, records[0].timestamp
     payload = bytearray()
     previous = base_offset - 1
-    for timestamp, offset, attributes, body in records:
-        if offset <= previous:
-            raise ValueError(f"offset {offset} follows {previous}")
-        previous = offset
-        timestamp_delta, offset_delta = varint(timestamp - base_timestamp), varint(offset - base_offset)
+    for record in records:
+        if record.offset <= previous:
+            raise ValueError(f"offset {record.offset} follows {previous}")
+        previous = record.offset
+        timestamp_delta, offset_delta = varint(record.timestamp - base_timestamp), varint(previous - base_offset)
+        body = _body(record)
         payload += varint(1 + len(timestamp_delta) + len(offset_delta) + len(body))
-        payload.append(attributes)
+        payload.append(record.attributes)
         payload += timestamp_delta
         payload += offset_delta
         payload += body
+    last_offset = previous if last_offset is None else last_offset
     if not previous <= last_offset <= base_offset + 2**31 - 1:
         raise ValueError(f"a batch from offset {base_offset} to {last_offset} with a record at {previous} cannot be")
     skipped = base_offset - like.base_offset
@@ -368,11 +328,11 @@ def _assemble(
         attributes=like.attributes & ~(COMPRESSION_MASK | LOG_APPEND_TIME_BIT | DELETE_HORIZON_BIT) | compression,
         last_offset_delta=last_offset - base_offset,
         base_timestamp=base_timestamp,
-        max_timestamp=max((r.timestamp for r in records), default=base_timestamp),
+        max_timestamp=max(record.timestamp for record in records),
         base_sequence=add_sequence(like.base_sequence, skipped) if within else like.base_sequence,
         record_count=len(records),
     )
-    return seal(header, compress(payload, compression) if records else b"")
+    return seal(header, compress(payload, compression))
 
 
 def _body(record: Record) -> bytes:
@@ -389,19 +349,3 @@ def _body(record: Record) -> bytes:
 
 def nullable(content: bytes | None) -> tuple[bytes, bytes]:
     return (b"\x01", b"") if content is None else (varint(len(content)), content)
-
-
-def varint(value: int) -> bytes:
-    """A signed number as zigzag varint (or varlong: the two differ in length only)."""
-    rest = value << 1 if value >= 0 else ~(value << 1)
-    if rest < 0x80:
-        return _ONE_BYTE[rest]
-    encoded = bytearray()
-    while rest >= 0x80:
-        encoded.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    encoded.append(rest)
-    return bytes(encoded)
-
-
-_ONE_BYTE = [bytes((value,)) for value in range(0x80)]

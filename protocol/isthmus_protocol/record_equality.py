@@ -15,14 +15,13 @@ Batches come as fetched, with the registered index (producer_ids.py) of the clus
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
 from isthmus_protocol.producer_ids import NO_PRODUCER_ID, is_filler, is_links_own, translate
-from isthmus_protocol.record_codec import Record, decode_control, decode_records
-from isthmus_protocol.record_compression import DECOMPRESSED_MAX
+from isthmus_protocol.record_codec import Record, decode_control, decode_in_steps, decode_records
 from isthmus_protocol.records import HEADER_SIZE, NO_SEQUENCE, BatchHeader, Frame, UnsupportedBatch, whole_header
 
 DIGEST_SIZE = 16
@@ -97,16 +96,17 @@ class RecordsDigest:
         self._digest = blake2b(digest_size=DIGEST_SIZE)
         self.records = 0
 
-    def add(
+    def adding(
         self,
         batch: Frame,
+        pieces: Iterable[bytes],
         *,
         from_offset: int = 0,
         to_offset: int | None = None,
         aborted: bool = False,
-        limit: int = DECOMPRESSED_MAX,
-    ) -> None:
-        """Adds a batch's records from `from_offset` on, before `to_offset`. Markers and fillers add nothing.
+    ) -> Iterator[None]:
+        """Adds a batch's records from `from_offset` on, before `to_offset`, a step at a time. Markers and fillers add
+        nothing. `pieces`: the batch's records, decompressed.
 
         `aborted`: they are part of an aborted transaction, so consumers that read committed records do not see them.
         Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
@@ -114,26 +114,29 @@ class RecordsDigest:
         header = whole_header(batch)
         if header.is_control or is_filler(header.producer_id):
             return
-        parts: list[bytes] = []
-        for offset, timestamp, key, value, headers, _ in decode_records(batch, limit=limit):
-            if offset < from_offset:
-                continue
-            if to_offset is not None and offset >= to_offset:
-                break
-            self.records += 1
-            parts += _canonical_record(offset, timestamp, key, value, headers)
-            if aborted:
-                parts.append(b"aborted")
-        self._digest.update(b"".join(parts))
+        for records in decode_in_steps(batch, pieces):
+            parts: list[bytes] = []
+            for offset, timestamp, key, value, headers, _ in records:
+                if offset < from_offset:
+                    continue
+                if to_offset is not None and offset >= to_offset:
+                    break
+                self.records += 1
+                parts += _canonical_record(offset, timestamp, key, value, headers)
+                if aborted:
+                    parts.append(b"aborted")
+            self._digest.update(b"".join(parts))
+            yield
 
-    def add_marked(self, batch: Frame, from_offset: int, to_offset: int) -> None:
-        """Adds a batch's records of a range, or what a control batch says of its producer's transaction, and where.
+    def adding_marked(self, batch: Frame, pieces: Iterable[bytes], from_offset: int, to_offset: int) -> Iterator[None]:
+        """Adds a batch's records of a range, a step at a time, or what a control batch says of its producer's
+        transaction, and where.
 
         A marker that was taken out adds nothing. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
         """
         header = whole_header(batch)
         if not header.is_control:
-            self.add(batch, from_offset=from_offset, to_offset=to_offset)
+            yield from self.adding(batch, pieces, from_offset=from_offset, to_offset=to_offset)
         elif header.record_count and not is_filler(header.producer_id):
             marker = decode_control(batch).marker
             self._digest.update(_MARKER.pack(header.base_offset, header.producer_id, header.producer_epoch, marker))
@@ -157,28 +160,31 @@ class LatestDigest:
         self._latest: dict[bytes, tuple[int, int]] = {}
         self._sum = 0
 
-    def add(
-        self, batch: Frame, from_offset: int = 0, to_offset: int | None = None, *, limit: int = DECOMPRESSED_MAX
-    ) -> None:
-        """Adds a batch's committed records from `from_offset` on, before `to_offset`, in the order of the log.
+    def adding(
+        self, batch: Frame, pieces: Iterable[bytes], from_offset: int = 0, to_offset: int | None = None
+    ) -> Iterator[None]:
+        """Adds a batch's committed records from `from_offset` on, before `to_offset`, in the order of the log, a step
+        at a time. `pieces`: the batch's records, decompressed.
 
         Markers and fillers add nothing. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
         """
         header = whole_header(batch)
         if header.is_control or is_filler(header.producer_id):
             return
-        for offset, timestamp, key, value, headers, _ in decode_records(batch, limit=limit):
-            if to_offset is not None and offset >= to_offset:
-                break
-            if offset < from_offset or key is None:
-                continue
-            name = blake2b(key, digest_size=DIGEST_SIZE).digest()
-            record = 0
-            if value is not None:
-                parts = _canonical_record(offset, timestamp, key, value, headers)
-                record = int.from_bytes(blake2b(b"".join(parts), digest_size=DIGEST_SIZE).digest(), "big")
-            self._sum += record - self._latest.get(name, (0, 0))[1]
-            self._latest[name] = (offset, record)
+        for records in decode_in_steps(batch, pieces):
+            for offset, timestamp, key, value, headers, _ in records:
+                if to_offset is not None and offset >= to_offset:
+                    break
+                if offset < from_offset or key is None:
+                    continue
+                name = blake2b(key, digest_size=DIGEST_SIZE).digest()
+                record = 0
+                if value is not None:
+                    parts = _canonical_record(offset, timestamp, key, value, headers)
+                    record = int.from_bytes(blake2b(b"".join(parts), digest_size=DIGEST_SIZE).digest(), "big")
+                self._sum += record - self._latest.get(name, (0, 0))[1]
+                self._latest[name] = (offset, record)
+            yield
 
     @property
     def total(self) -> bytes:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from isthmus_protocol.record_codec import nullable, varint
+from isthmus_protocol.record_codec import nullable
 from isthmus_protocol.record_compression import DECOMPRESSED_MAX, compress
 from isthmus_protocol.records import MAGIC, NO_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader, Compression, seal
+from isthmus_protocol.varints import varint
 
 # Records of one filler batch: with a short key its 0.8 MB stay under a broker's default message.max.bytes.
 FILLER_RECORDS_MAX = 1_000_000

@@ -27,6 +27,7 @@ from isthmus.kafka.group_existence import group_exists
 from isthmus.kafka.groups import GroupClient
 from isthmus.kafka.results import ResourceType, TopicPartition, as_error
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
+from isthmus_control.model import is_internal_topic
 from isthmus_plugins.cluster import (
     BrokerUnavailable,
     CommittedOffset,
@@ -161,6 +162,16 @@ class ClusterAccess:
             found = await self._client.refresh(names)
         return {name: _topic(info) for name, info in found.items() if info.topic_id is not None}
 
+    async def unknown_topics(self, topic_ids: Collection[bytes], cluster_id: str) -> frozenset[bytes]:
+        """Of these topics, those that no broker of the cluster has any more."""
+        with _ERRORS:
+            await self._client.refresh(())
+            asked = frozenset(UUID(bytes=topic_id) for topic_id in topic_ids)
+            found = [
+                await self._client.unknown_topic_ids(broker_id, asked, cluster_id) for broker_id in self._client.brokers
+            ]
+        return frozenset(topic_id.bytes for topic_id in frozenset.intersection(*found)) if found else frozenset()
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now; None if it has none."""
         with _ERRORS:
@@ -168,8 +179,30 @@ class ClusterAccess:
         known = info.partitions.get(partition) if info is not None else None
         return known.leader if known is not None and known.leader >= 0 else None
 
-    async def broker_count(self) -> int:
-        return len(self._client.brokers)
+    async def broker_racks(self) -> Mapping[int, str | None]:
+        """The racks of the brokers that are there, by id; as last read."""
+        return {broker_id: broker.rack for broker_id, broker in self._client.brokers.items()}
+
+    async def reassigned(self) -> Collection[tuple[str, int]]:
+        """Partitions whose replicas are being changed now, by whomever."""
+        with _ERRORS:
+            return {(place.topic, place.partition) for place in await self._client.list_partition_reassignments()}
+
+    async def reassign(
+        self, replicas: Mapping[tuple[str, int], Sequence[int]]
+    ) -> Mapping[tuple[str, int], KafkaRefused]:
+        """Have partitions get these replicas; those for which that is refused, and why."""
+        if not replicas:
+            return {}
+        with _ERRORS:
+            answers = await self._client.alter_partition_reassignments(
+                {TopicPartition(*place): wanted for place, wanted in replicas.items()}
+            )
+        return {
+            (place.topic, place.partition): KafkaRefused(error.code, error.name, error.message or "")
+            for place, error in answers.items()
+            if error is not None
+        }
 
     async def topic_configs(
         self, topic: str, names: Collection[str] | None = None
@@ -466,9 +499,9 @@ def _topic(info: results.TopicInfo) -> TopicInfo:
     return TopicInfo(
         info.name,
         info.topic_id.bytes,
-        tuple(PartitionInfo(partition.leader, partition.leader_epoch) for partition in partitions),
+        tuple(PartitionInfo(each.leader, each.leader_epoch, each.replicas, each.isr) for each in partitions),
         len(partitions[0].replicas) if partitions else 1,
-        info.is_internal or info.name.startswith("__"),
+        info.is_internal or is_internal_topic(info.name),
     )
 
 

@@ -368,6 +368,8 @@ class ReplicationSection(Section):
     offsets_keyring_file: FilePath | None = None
     """Keys of groups' offsets (``isthmus offsets keygen``), read again whenever it changes: on the source those to
     encrypt with, on the target those of the groups that it may read."""
+    partition_metrics: bool = True
+    """Whether metrics have series for each partition of a link. Where there are many thousands, links' own will do."""
 
 
 class PluginsSection(Section):

@@ -75,6 +75,7 @@ class Context:
         link_client_tls: ssl.SSLContext | None,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
+        partition_metrics: bool,
         supervision: Supervision,
     ) -> None:
         self.proxy_name = proxy_name
@@ -86,6 +87,7 @@ class Context:
         self.link_client_tls = link_client_tls
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
+        self.partition_metrics = partition_metrics
         self.supervision = supervision
         self.link_listener: LinkListenerSpec | None = None
         self.link_observers = LinkObservers()

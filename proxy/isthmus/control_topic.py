@@ -56,6 +56,7 @@ T = TypeVar("T")
 TOPIC: Final = INTERNAL_PREFIX + "control"
 PARTITION: Final = TopicPartition(TOPIC, 0)
 REPLICATION_FACTOR: Final = 3
+IN_SYNC_MIN: Final = "min.insync.replicas"
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """A snapshot of some ten thousand partitions has less than one of them."""
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -142,9 +143,15 @@ class ControlTopic:
         )
 
     async def _create(self) -> KafkaError | None:
-        factor = min(REPLICATION_FACTOR, len(self._client.brokers))
-        if factor < REPLICATION_FACTOR:
-            log.warning("control topic has few replicas", extra={"topic": TOPIC, "replication_factor": factor})
+        """Create it with as many replicas as it is to have, or as there are brokers: it gets the others later."""
+        error = await self._create_replicated(REPLICATION_FACTOR)
+        alive = len(self._client.brokers)
+        if error is None or error.code != INVALID_REPLICATION_FACTOR or alive >= REPLICATION_FACTOR:
+            return error
+        log.warning("control topic has few replicas", extra={"topic": TOPIC, "replication_factor": alive})
+        return await self._create_replicated(alive)
+
+    async def _create_replicated(self, factor: int) -> KafkaError | None:
         configs = settings(factor) | {"message.timestamp.type": "LogAppendTime"}
         try:
             created = await self._client.create_topics([NewTopic(TOPIC, 1, factor, configs)])
@@ -179,7 +186,11 @@ class ControlTopic:
         for name, value in wanted.items():
             actual = answer.entries[name].value or ""
             fits = int(actual) >= int(value) if name in _AT_LEAST else actual == value
-            if not fits:
+            if name == IN_SYNC_MIN and not fits and len(info.isr) >= int(value):
+                # It was made while a broker was away, and got its replicas since; whoever gave it those was killed.
+                await self._client.incremental_alter_configs(ResourceType.TOPIC, TOPIC, {name: value})
+                log.info("control topic configured", extra={"topic": TOPIC, "settings": f"{name}={value}"})
+            elif not fits:
                 raise ConfigurationError(
                     f"{name} of topic {TOPIC}",
                     f"it is {actual}, and the log would not be safe",
@@ -402,7 +413,7 @@ class ControlTopic:
             pass
 
 
-_AT_LEAST: Final = frozenset(("min.insync.replicas", "max.message.bytes"))
+_AT_LEAST: Final = frozenset((IN_SYNC_MIN, "max.message.bytes"))
 
 
 def settings(replicas_count: int) -> dict[str, str]:
@@ -412,6 +423,6 @@ def settings(replicas_count: int) -> dict[str, str]:
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "unclean.leader.election.enable": "false",
-        "min.insync.replicas": "2" if replicas_count >= REPLICATION_FACTOR else "1",
+        IN_SYNC_MIN: "2" if replicas_count >= REPLICATION_FACTOR else "1",
         "max.message.bytes": str(RECORD_BYTES_MAX),
     }

@@ -217,6 +217,7 @@ class Process:
             link_dial_tls(config),
             config.data.directory,
             config.replication.offsets_keyring_file,
+            config.replication.partition_metrics,
             self._supervision,
         )
         if RESERVATION_PLUGIN in config.plugins.enabled:

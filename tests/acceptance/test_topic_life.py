@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import TopicCollection
 from support.kafka import unique
-from support.links import Linked, linked, until
+from support.links import LEASE_S, Linked, Side, linked, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
@@ -109,3 +110,54 @@ def test_growth_deletion_and_creation_while_the_link_is_down(link: Linked, follo
     link.b.proxy.start()
     until("it is empty", lambda: target in link.b.topics() and link.b.end(target) == 0)
     link.wait_state(target, "Following")
+
+
+@pytest.fixture
+def going(link: Linked) -> tuple[str, str]:
+    """A topic of namespaces whose topics go with their source's, and the prefix of both. It has been copied."""
+    link.raise_levels()
+    prefix = unique("going-") + "-"
+    link.attach(prefix, prefix, "--on-source-delete", "delete")
+    link.a.create_topic(prefix + "t", 2)
+    link.a.produce(prefix + "t", [b"old"] * 3)
+    link.wait_end(prefix + "t", 3)
+    return prefix + "t", prefix
+
+
+@pytest.mark.one_in_ci("stories", of="the target's topics")
+def test_a_topic_goes_with_its_sources(link: Linked, going: tuple[str, str]) -> None:
+    """Whoever is killed; what is made again under its name is followed from its start; what is kept stays."""
+    topic, prefix = going
+    kept = prefix + "kept"
+    link.a.create_topic(kept)
+    link.wait_end(kept, 0)
+    link.a.delete_topic(topic)
+    soon(link, topic, "SOURCE_TOPIC_MAY_BE_DELETED")
+    link.b.proxy.kill()
+    link.b.proxy.start()
+    until("it is gone", lambda: topic not in link.b.topics())
+    until("nothing is told of it", lambda: link.b.partition(link.name, topic) is None)
+    link.a.create_topic(topic)
+    link.a.produce(topic, [b"new"])
+    link.wait_end(topic, 1)
+    former = topic_id(link.b, topic)
+    link.a.delete_topic(topic)
+    link.a.create_topic(topic, 3)
+    link.a.produce(topic, [b"newer"] * 2, partition=2)
+    until("it is another one", lambda: link.b.topics().get(topic) == 3 and topic_id(link.b, topic) != former)
+    link.wait_end(topic, 2, partition=2)
+    link.wait_state(topic, "Following")
+    # Set to keep, it stays. And what is kept goes when that is set.
+    link.b.proxy.cli("link", "alter", link.name, "--local", prefix, "--on-source-delete", "keep")
+    link.a.delete_topic(kept)
+    soon(link, kept, "SOURCE_TOPIC_MAY_BE_DELETED")
+    time.sleep(3 * LEASE_S)  # longer than it takes to be certain
+    assert kept in link.b.topics()
+    link.a.proxy.cli("link", "alter", link.name, "--local", prefix, "--on-source-delete", "delete")
+    until("it is gone", lambda: kept not in link.b.topics())
+    assert topic in link.b.topics()
+
+
+def topic_id(side: Side, topic: str) -> str:
+    found = side.admin(direct=True).describe_topics(TopicCollection([topic]))[topic].result(30)
+    return str(found.topic_id)

@@ -43,13 +43,15 @@ class Chain(NamedTuple):
 
 @pytest.fixture
 def chain(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Chain]:
+    """C's topics go with B's; one that is made anew was not deleted."""
     with linked(*kafka_pair) as first, KafkaCluster(name="truncated-c") as kafka, whole(kafka) as proxy:
         first.attach()
+        proxy.cli("control", "upgrade")
         second, last = unique("b-to-c"), unique("last-") + "-"
         first.b.proxy.cli("link", "create", second, "--remote", proxy.link_address)
         try:
             attach = ("link", "attach", second, "--role", "leader")
-            first.b.proxy.cli(*attach, "--local", first.remote, "--remote", last)
+            first.b.proxy.cli(*attach, "--local", first.remote, "--remote", last, "--on-source-delete", "delete")
             groups = (*attach, "--type", "consumer-group", "--disable-transaction-verification")
             first.b.proxy.cli(*groups, "--local", GROUPS, "--remote", GROUPS)
             yield Chain(first, Side(kafka, [proxy]), second, last)

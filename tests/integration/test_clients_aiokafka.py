@@ -115,9 +115,9 @@ def test_transactions_with_offsets_of_a_group(proxied_of_each_version: Proxied) 
     asyncio.run(scenario())
 
 
-def test_group_rebalances(proxied_three: Proxied) -> None:
+def test_group_rebalances(proxied_of_clients: Proxied) -> None:
     async def scenario() -> None:
-        topic, group = await create_topic(proxied_three, 6), unique("group-")
+        topic, group = await create_topic(proxied_of_clients, 6), unique("group-")
         settings = {"group_id": group, "heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
 
         async def assigned(consumer: AIOKafkaConsumer, count: int) -> None:
@@ -125,12 +125,12 @@ def test_group_rebalances(proxied_three: Proxied) -> None:
                 while len(consumer.assignment()) != count:  # noqa: ASYNC110 - aiokafka tells it to listeners only
                     await asyncio.sleep(0.05)
 
-        async with consumer_of(proxied_three, topic, **settings) as staying:
+        async with consumer_of(proxied_of_clients, topic, **settings) as staying:
             await assigned(staying, 6)
-            async with consumer_of(proxied_three, topic, **settings) as leaving:
+            async with consumer_of(proxied_of_clients, topic, **settings) as leaving:
                 await asyncio.gather(assigned(staying, 3), assigned(leaving, 3))
             await assigned(staying, 6)
-            async with producer_of(proxied_three, acks="all") as producer:
+            async with producer_of(proxied_of_clients, acks="all") as producer:
                 for number in range(30):
                     await producer.send_and_wait(topic, str(number).encode(), partition=number % 6)
             assert sorted(int(record.value) for record in await take(staying, 30)) == list(range(30))
@@ -139,11 +139,11 @@ def test_group_rebalances(proxied_three: Proxied) -> None:
     asyncio.run(scenario())
 
 
-def test_administration(proxied_three: Proxied) -> None:
+def test_administration(proxied_of_clients: Proxied) -> None:
     async def scenario() -> None:
-        topic = await create_topic(proxied_three, 2)
-        own_ports = {port for _, port in proxied_three.kafka.addresses().values()}
-        async with administrator(proxied_three) as admin:
+        topic = await create_topic(proxied_of_clients, 2)
+        own_ports = {port for _, port in proxied_of_clients.kafka.addresses().values()}
+        async with administrator(proxied_of_clients) as admin:
             cluster = await admin.describe_cluster()
             assert {broker["node_id"] for broker in cluster["brokers"]} == {1, 2, 3}
             assert not own_ports & {broker["port"] for broker in cluster["brokers"]}
@@ -156,7 +156,7 @@ def test_administration(proxied_three: Proxied) -> None:
                     values = {entry[0]: entry[1] for entry in described.resources[0][4]}
                     [found] = await admin.describe_topics([topic])
                     partitions = found["partitions"]
-            async with consumer_of(proxied_three, topic, group_id=(group := unique("group-"))) as consumer:
+            async with consumer_of(proxied_of_clients, topic, group_id=(group := unique("group-"))) as consumer:
                 await consumer.seek_to_beginning()
                 assert group in {listed[0] for listed in await admin.list_consumer_groups()}
                 await admin.describe_consumer_groups([group])

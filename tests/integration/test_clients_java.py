@@ -55,69 +55,75 @@ def test_every_version(proxied_of_each_version: Proxied) -> None:
     assert len(consume_lines(proxied, topic, 2100, setting, "isolation.level=read_committed")) == 2100
 
 
-def test_topics_and_configs(proxied_three: Proxied) -> None:
+def test_topics_and_configs(proxied_of_clients: Proxied) -> None:
     topic = unique("topic-")
-    own_ports = {str(port) for _, port in proxied_three.kafka.addresses().values()}
-    proxied_three.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "3", "--replication-factor", "3")
-    proxied_three.tool("kafka-topics", "--alter", "--topic", topic, "--partitions", "5")
-    described = proxied_three.tool("kafka-topics", "--describe", "--topic", topic)
+    own_ports = {str(port) for _, port in proxied_of_clients.kafka.addresses().values()}
+    proxied_of_clients.tool(
+        "kafka-topics", "--create", "--topic", topic, "--partitions", "3", "--replication-factor", "3"
+    )
+    proxied_of_clients.tool("kafka-topics", "--alter", "--topic", topic, "--partitions", "5")
+    described = proxied_of_clients.tool("kafka-topics", "--describe", "--topic", topic)
     assert "PartitionCount: 5" in described
     assert "ReplicationFactor: 3" in described
-    proxied_three.tool(
+    proxied_of_clients.tool(
         "kafka-configs", "--alter", "--topic", topic, "--add-config", "retention.ms=7200000,cleanup.policy=[compact]"
     )
-    configs = proxied_three.tool("kafka-configs", "--describe", "--topic", topic)
+    configs = proxied_of_clients.tool("kafka-configs", "--describe", "--topic", topic)
     assert "retention.ms=7200000" in configs
-    versions = proxied_three.tool("kafka-broker-api-versions")
+    versions = proxied_of_clients.tool("kafka-broker-api-versions")
     assert versions.count("(id: ") == 3
     assert not own_ports & set(re.findall(r":(\d+) \(id", versions))
-    proxied_three.tool("kafka-topics", "--delete", "--topic", topic)
-    assert topic not in proxied_three.tool("kafka-topics", "--list").split()
+    proxied_of_clients.tool("kafka-topics", "--delete", "--topic", topic)
+    assert topic not in proxied_of_clients.tool("kafka-topics", "--list").split()
 
 
 @pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_groups(proxied_three: Proxied, protocol: str) -> None:
+def test_groups(proxied_of_clients: Proxied, protocol: str) -> None:
     """A group of the old and the new protocol (KIP-848): its offsets are described, reset, and used."""
     topic, group = unique("topic-"), unique("group-")
-    proxied_three.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "3")
+    proxied_of_clients.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "3")
     lines = [f"k{number}:v{number}" for number in range(90)]
     keys = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")
-    produce_lines(proxied_three, topic, lines, *keys)
+    produce_lines(proxied_of_clients, topic, lines, *keys)
     member = ("--group", group, "--command-property", f"group.protocol={protocol}")
     values = [line.split(":")[1] for line in lines]
-    assert sorted(consume_lines(proxied_three, topic, 90, *member)) == sorted(values)
-    described = proxied_three.tool("kafka-consumer-groups", "--describe", "--group", group)
+    assert sorted(consume_lines(proxied_of_clients, topic, 90, *member)) == sorted(values)
+    described = proxied_of_clients.tool("kafka-consumer-groups", "--describe", "--group", group)
     assert sum(int(offset) for offset in re.findall(rf"{topic}\s+\d\s+(\d+)", described)) == 90
-    proxied_three.tool(
+    proxied_of_clients.tool(
         "kafka-consumer-groups", "--reset-offsets", "--group", group, "--topic", topic, "--to-earliest", "--execute"
     )
-    assert sorted(consume_lines(proxied_three, topic, 90, *member)) == sorted(values)
+    assert sorted(consume_lines(proxied_of_clients, topic, 90, *member)) == sorted(values)
 
 
-def test_performance_tools(proxied_three: Proxied) -> None:
+def test_performance_tools(proxied_of_clients: Proxied) -> None:
     topic, records = unique("topic-"), 50_000
-    proxied_three.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "6", "--replication-factor", "3")
-    produced = proxied_three.kafka.tool(
+    proxied_of_clients.tool(
+        "kafka-topics", "--create", "--topic", topic, "--partitions", "6", "--replication-factor", "3"
+    )
+    produced = proxied_of_clients.kafka.tool(
         "kafka-producer-perf-test",
         *("--topic", topic, "--num-records", str(records), "--record-size", "500", "--throughput", "-1"),
-        *("--producer-props", f"bootstrap.servers={proxied_three.bootstrap}", "acks=all"),
+        *("--producer-props", f"bootstrap.servers={proxied_of_clients.bootstrap}", "acks=all"),
     ).stdout
     assert f"{records} records sent" in produced
-    consumed = proxied_three.tool(
+    consumed = proxied_of_clients.tool(
         "kafka-consumer-perf-test", "--topic", topic, "--num-records", str(records), "--timeout", "30000"
     )
     assert int(consumed.splitlines()[1].split(",")[4]) >= records
 
 
-def test_share_group(proxied_three: Proxied) -> None:
+def test_share_group(proxied_of_clients: Proxied) -> None:
     """ShareFetch and ShareAcknowledge (KIP-932): each record goes to one member, once it is acknowledged."""
     topic, group = unique("topic-"), unique("share-")
-    proxied_three.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "3")
-    proxied_three.tool("kafka-configs", "--alter", "--group", group, "--add-config", "share.auto.offset.reset=earliest")
+    proxied_of_clients.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "3")
+    proxied_of_clients.tool(
+        "kafka-configs", "--alter", "--group", group, "--add-config", "share.auto.offset.reset=earliest"
+    )
     lines = [f"line {number}" for number in range(60)]
-    produce_lines(proxied_three, topic, lines)
-    consumed = proxied_three.tool(
+    produce_lines(proxied_of_clients, topic, lines)
+    consumed = proxied_of_clients.tool(
         "kafka-console-share-consumer",
         "--topic",
         topic,
@@ -129,5 +135,5 @@ def test_share_group(proxied_three: Proxied) -> None:
         "30000",
     )
     assert sorted(consumed.splitlines()) == sorted(lines)
-    described = proxied_three.tool("kafka-share-groups", "--describe", "--group", group)
+    described = proxied_of_clients.tool("kafka-share-groups", "--describe", "--group", group)
     assert topic in described

@@ -175,13 +175,13 @@ def test_a_producer_is_fenced_by_its_successor(proxied: Proxied) -> None:
 
 @pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_group_rebalances(proxied_three: Proxied, protocol: str) -> None:
+def test_group_rebalances(proxied_of_clients: Proxied, protocol: str) -> None:
     """Two members share the partitions; the one that stays takes over all, and nothing is read twice."""
-    topic, group = create_topic(proxied_three, 6), unique("group-")
+    topic, group = create_topic(proxied_of_clients, 6), unique("group-")
     settings = {"group_id": group, "group_protocol": protocol}
     if protocol == "classic":
         settings |= {"session_timeout_ms": "6000", "heartbeat_interval_ms": "200"}
-    producer = Producer(proxied_three.librdkafka | {"acks": "all"})
+    producer = Producer(proxied_of_clients.librdkafka | {"acks": "all"})
     seen: list[int] = []
 
     def feed(first: int) -> None:
@@ -199,10 +199,10 @@ def test_group_rebalances(proxied_three: Proxied, protocol: str) -> None:
                     seen.append(int(message.value()))
                     consumer.commit(message, asynchronous=False)
 
-    with subscribed(proxied_three, topic, **settings) as staying:
+    with subscribed(proxied_of_clients, topic, **settings) as staying:
         feed(0)
         read_until(lambda: len(seen) == 60, staying)
-        with subscribed(proxied_three, topic, **settings) as leaving:
+        with subscribed(proxied_of_clients, topic, **settings) as leaving:
             read_until(lambda: len(leaving.assignment()) == len(staying.assignment()) == 3, staying, leaving)
             feed(60)
             read_until(lambda: len(seen) == 120, staying, leaving)
@@ -212,13 +212,13 @@ def test_group_rebalances(proxied_three: Proxied, protocol: str) -> None:
     assert sorted(seen) == list(range(180))
 
 
-def test_administration(proxied_three: Proxied) -> None:
-    admin = AdminClient(proxied_three.librdkafka)
-    topic, group = create_topic(proxied_three, 2, replication_factor=3), unique("group-")
+def test_administration(proxied_of_clients: Proxied) -> None:
+    admin = AdminClient(proxied_of_clients.librdkafka)
+    topic, group = create_topic(proxied_of_clients, 2, replication_factor=3), unique("group-")
 
     cluster = admin.describe_cluster().result(30)
-    own_ports = {port for _, port in proxied_three.kafka.addresses().values()}
-    assert cluster.cluster_id == proxied_three.kafka.cluster_id
+    own_ports = {port for _, port in proxied_of_clients.kafka.addresses().values()}
+    assert cluster.cluster_id == proxied_of_clients.kafka.cluster_id
     assert {node.id for node in cluster.nodes} == {1, 2, 3}
     assert not own_ports & {node.port for node in cluster.nodes}
     eventually(lambda: topic in admin.list_topics(timeout=30).topics)
@@ -232,11 +232,11 @@ def test_administration(proxied_three: Proxied) -> None:
     broker = ConfigResource(ResourceType.BROKER, "2")
     assert admin.describe_configs([broker])[broker].result(30)["node.id"].value == "2"
 
-    producer = Producer(proxied_three.librdkafka)
+    producer = Producer(proxied_of_clients.librdkafka)
     for number in range(40):
         producer.produce(topic, str(number), partition=number % 4)
     assert producer.flush(30) == 0
-    with subscribed(proxied_three, topic, group_id=group) as consumer:
+    with subscribed(proxied_of_clients, topic, group_id=group) as consumer:
         take(consumer, 40)
         consumer.commit(asynchronous=False)
         described = admin.describe_consumer_groups([group])[group].result(30)

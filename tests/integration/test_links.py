@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import time
@@ -129,6 +130,14 @@ def test_status_and_metrics_tell_lag(link: Linked) -> None:
     labels = f'{{link="{link.name}",partition="0",role="follower",topic="{target}"}}'
     assert f"isthmus_link_mirror_lag_offsets{labels} 0.0" in metrics
     assert f"isthmus_link_mirror_lag_seconds{labels} 0.0" in metrics
+    stated = labels.replace("topic=", 'state="Following",topic=').replace("role=", 'reason="",role=')
+    assert f"isthmus_link_partition_state{stated} 1.0" in metrics
+    size = re.search(rf"isthmus_link_partition_bytes_total{re.escape(labels)} ([0-9.e+]+)", metrics)
+    assert size is not None
+    assert float(size[1]) > 100
+    of_link = re.search(rf'isthmus_link_bytes_total{{link="{link.name}",role="follower"}} ([0-9.e+]+)', metrics)
+    assert of_link is not None
+    assert float(of_link[1]) >= float(size[1])
 
     link.b.kafka.pause(1)
     try:

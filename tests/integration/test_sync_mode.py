@@ -125,3 +125,35 @@ def transact(side: Side, topic: str, value: bytes) -> None:
     producer.begin_transaction()
     producer.produce(topic, value, partition=0)
     producer.commit_transaction(30)
+
+
+@pytest.mark.one_in_ci("stories", of="the target's topics")
+def test_a_topic_that_goes_with_its_sources(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
+    """A topic that goes takes nothing In-Sync from the others, and what is acked to the next of its name is there."""
+    with linked(*kafka_pair) as link:
+        link.raise_levels()
+        link.attach(None, None, "--on-source-delete", "delete")
+        (kept, there), (gone, _) = link.names("kept"), link.names("gone")
+        for source in (kept, gone):
+            link.a.create_topic(source)
+            link.a.produce(source, [b"old"] * 3)
+        link.wait_following(2)
+        until("accepted", lambda: link.a.proxy.cli("link", "set-mode", link.name, "synchronous"), 20)
+        until("In-Sync", lambda: at_a(link, kept, gone) == {"In-Sync"})
+        former = link.remote + gone.removeprefix(link.local)
+        link.a.delete_topic(gone)
+        while former in link.b.topics():
+            (offset,) = link.a.produce(kept, [b"more"], enable_idempotence=True)
+            assert link.b.end(there) > offset, "acked, and not at B"
+            assert at_a(link, kept) == {"In-Sync"}
+        link.a.create_topic(gone)
+        until("In-Sync", lambda: former in link.b.topics() and at_a(link, kept, gone) == {"In-Sync"})
+        link.a.produce(gone, [b"new"] * 5, enable_idempotence=True)
+        assert [record.value for record in link.b.read(former)] == [b"new"] * 5
+        assert link.verify()["equal"]
+
+
+def at_a(link: Linked, *topics: str) -> set[str]:
+    """The states of A's topics at A; "missing" of one that is not there."""
+    found = {each["topic"]: str(each["state"]) for each in link.a.partitions(link.name)}
+    return {found.get(topic, "missing") for topic in topics}

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from isthmus import metrics
 from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDescription
@@ -24,6 +24,7 @@ from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim, Reason, ResourceType
 from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
+from isthmus_control.rules.proxies import LEASE_MS_MAX
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     Acknowledged,
@@ -63,6 +64,9 @@ from isthmus_plugins.tasks import Supervision
 
 T = TypeVar("T")
 
+LEASE_MS: Final = LEASE_MS_MAX
+"""None runs out while a test goes on, on a machine that is busy."""
+
 
 class MemoryLog:
     """A control log that every proxy reads at once; what they enforce is said by :meth:`enforce`."""
@@ -98,7 +102,7 @@ class MemoryLog:
         incarnation = self._incarnations[name] = str(uuid.uuid4())
         brokers = (BrokerClaim(broker_id, "127.0.0.1", 19092 + broker_id),)
         offset = self.state.applied_offset
-        self.apply(ClaimBrokers(name, incarnation, brokers, False, "127.0.0.1:19192", 20_000, version, offset))
+        self.apply(ClaimBrokers(name, incarnation, brokers, False, "127.0.0.1:19192", LEASE_MS, version, offset))
 
     async def enforce(self, *names: str) -> None:
         """These proxies enforce all that is in the log."""
@@ -222,7 +226,8 @@ class MemoryLinks:
         )
 
     async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
-        self.calls.append(("alter mapping", link_name, request.type, request.local, request.on_source_loss))
+        wanted = request.on_source_loss, request.on_source_delete
+        self.calls.append(("alter mapping", link_name, request.type, request.local, *wanted))
         return self.status(link_name)
 
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
@@ -276,6 +281,7 @@ class MemoryLinks:
                 all_groups_until_ms=1_760_000_000_123 if each.type == "consumer-group" else None,
                 settings_kept=["orders-eu"],
                 settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+                replicas_lacking=["orders-eu has 2 of 3 replicas: 2 brokers of this cluster are there"],
                 promoted=not request.dry_run,
             )
             for each in names
@@ -298,6 +304,7 @@ class MemoryLinks:
                 local=each.local,
                 remote=each.local,
                 settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+                replicas_lacking=["orders-eu has 2 of 3 replicas: 2 brokers of this cluster are there"],
                 promoted=not request.dry_run,
             )
             for each in request.namespaces

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -160,6 +160,8 @@ class Topic:
     partitions: list[Partition]
     configs: dict[str, str]
     replication_factor: int = 1
+    replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By partition, where they are not the leader alone."""
 
 
 class FakeCluster(FakeAcls, FakeGroups):
@@ -184,6 +186,11 @@ class FakeCluster(FakeAcls, FakeGroups):
         self.enforces_limits = False
         """Batches that are larger than their topic's limits are refused."""
         self.throttles: str | None = None
+        self.hidden: dict[str, Topic] = {}
+        """Topics that the proxies are not shown, and that are there all the same."""
+        self.growing: dict[TopicPartition, int] = {}
+        """Partitions of which only so many replicas have the records; taken out when the others are filled."""
+        self.may_reassign = True
         self.requests = 0
         self.bursts = 0
         """How often batches were sent without waiting for the answer to the one before."""
@@ -250,15 +257,21 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         return {name: self._info(topic) for name, topic in self.found.items()}
 
-    @staticmethod
-    def _info(topic: Topic) -> TopicInfo:
+    def _info(self, topic: Topic) -> TopicInfo:
         return TopicInfo(
             topic.name,
             topic.topic_id,
-            tuple(PartitionInfo(each.leader, each.leader_epoch) for each in topic.partitions),
-            topic.replication_factor,
+            tuple(self._partition_info(topic, index) for index in range(len(topic.partitions))),
+            len(topic.replicas.get(0, ())) or topic.replication_factor,
             topic.name.startswith("__"),
         )
+
+    def _partition_info(self, topic: Topic, index: int) -> PartitionInfo:
+        found = topic.partitions[index]
+        replicas = topic.replicas.get(index, (found.leader,))
+        filled = replicas[: self.growing.get((topic.name, index))]
+        in_sync = tuple(broker for broker in filled if broker not in self.down)
+        return PartitionInfo(found.leader, found.leader_epoch, replicas, in_sync)
 
     async def topic(self, name: str) -> TopicInfo | None:
         return (await self.topics_named([name])).get(name)
@@ -267,6 +280,10 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         return {name: self._info(self.found[name]) for name in names if name in self.found}
 
+    async def unknown_topics(self, topic_ids: Collection[bytes], cluster_id: str) -> frozenset[bytes]:
+        await self._request()
+        return frozenset(topic_ids) - {topic.topic_id for topic in (*self.found.values(), *self.hidden.values())}
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         await self._request()
         found = self.found.get(topic)
@@ -274,8 +291,26 @@ class FakeCluster(FakeAcls, FakeGroups):
             return None
         return found.partitions[partition].leader
 
-    async def broker_count(self) -> int:
-        return len(self.brokers)
+    async def broker_racks(self) -> Mapping[int, str | None]:
+        return {broker: None for broker in self.brokers if broker not in self.down}
+
+    async def reassigned(self) -> Collection[TopicPartition]:
+        await self._request()
+        self._check_access()
+        return set(self.growing)
+
+    async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> Mapping[TopicPartition, KafkaRefused]:
+        await self._request()
+        self._check_access()
+        for (topic, partition), wanted in replicas.items():
+            found = self.found[topic]
+            self.growing[topic, partition] = len(found.replicas.get(partition, (0,)))
+            found.replicas[partition] = tuple(wanted)
+        return {}
+
+    def _check_access(self) -> None:
+        if not self.may_reassign:
+            raise KafkaRefused(31, "CLUSTER_AUTHORIZATION_FAILED", "Cluster authorization failed.")
 
     async def log_end(self, topic: str, partition: int) -> int:
         await self._request()
@@ -375,8 +410,13 @@ class FakeCluster(FakeAcls, FakeGroups):
     ) -> bytes:
         await self._request()
         self._check_new(topic, configs)
+        if replication_factor > len(self.brokers):
+            raise KafkaRefused(38, "INVALID_REPLICATION_FACTOR", f"only {len(self.brokers)} brokers are registered")
         made = self.add_topic(topic, partitions, configs)
         made.replication_factor = replication_factor
+        for index, partition in enumerate(made.partitions):
+            others = sorted(set(self.brokers) - {partition.leader}, key=lambda broker: broker in self.down)
+            made.replicas[index] = (partition.leader, *others)[:replication_factor]
         if self.random.random() < self.trouble:
             raise BrokerUnavailable("the answer was lost")
         return made.topic_id
@@ -399,6 +439,11 @@ class FakeCluster(FakeAcls, FakeGroups):
     async def delete_topic(self, topic: str) -> None:
         await self._request()
         self.found.pop(topic, None)
+
+    async def delete_topic_id(self, topic_id: bytes) -> None:
+        await self._request()
+        for name in [name for name, topic in self.found.items() if topic.topic_id == topic_id]:
+            del self.found[name]
 
     async def create_partitions(self, topic: str, total: int) -> None:
         await self._request()
@@ -778,6 +823,7 @@ class FakeContext:
         self.link_client_tls = None
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
+        self.partition_metrics = True
         self.link_observers = LinkObservers()
         self.supervision = Supervision()
         self.fronted_brokers = brokers

@@ -448,9 +448,10 @@ def relayed(
     *,
     a_proxies: Sequence[ProxyProcess] | None = None,
     b_environment: Mapping[str, str] | None = None,
+    bytes_per_s: int | None = None,
 ) -> Iterator[tuple[Linked, Relay]]:
     """A link that A dials through a relay, which can be cut, stalled and slowed down."""
-    with Relay() as relay:
+    with Relay(bytes_per_s=bytes_per_s) as relay:
         proxy = whole(b, b_environment, link_listener={"advertised": relay.address})
         host, _, port = proxy.link_address.partition(":")
         relay.target = (host, int(port))

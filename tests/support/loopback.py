@@ -22,10 +22,10 @@ HOST: Final = "127.0.0.1"
 WAY_S: Final = 0.0001
 
 
-class _Socket:
+class ShownSocket:
     """What transports show of theirs."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int = 0) -> None:
         self._port = port
 
     def getsockname(self) -> tuple[str, int]:
@@ -34,6 +34,9 @@ class _Socket:
     def getsockopt(self, *option: int) -> bytes:
         return b"cubic\0"
 
+    def setsockopt(self, *option: int) -> None:
+        """There is nothing to be set."""
+
 
 class _Transport(asyncio.Transport):
     """One end of a connection. ``None`` on its way is the end of what the other one sent."""
@@ -41,7 +44,7 @@ class _Transport(asyncio.Transport):
     peer: _Transport
 
     def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, port: int) -> None:
-        super().__init__({"peername": (HOST, port), "socket": _Socket(port)})
+        super().__init__({"peername": (HOST, port), "socket": ShownSocket(port)})
         self._loop = loop
         self._protocol = protocol
         self._on_way: deque[bytes | None] = deque()

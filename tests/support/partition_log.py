@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from isthmus_plugins.cluster import TransactionMarkers
+from isthmus_plugins.decompression import decompressed
 from isthmus_protocol.record_codec import (
     Marker,
     Record,
@@ -22,9 +23,9 @@ from isthmus_protocol.record_codec import (
     decode_records,
     encode_batch,
     nullable,
-    varint,
 )
 from isthmus_protocol.record_compression import compress
+from isthmus_protocol.record_division import Run, divided
 from isthmus_protocol.records import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -39,6 +40,7 @@ from isthmus_protocol.records import (
     verify_crc,
     whole_header,
 )
+from isthmus_protocol.varints import varint
 
 NONE, OUT_OF_RANGE, INVALID_TIMESTAMP = 0, 1, 32
 OUT_OF_ORDER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, COORDINATOR_FENCED = 45, 47, 48, 52
@@ -211,12 +213,12 @@ class Partition:
 
     def offset_for_time(self, time: int) -> tuple[int, int]:
         """The first record or marker with such a time (-3: with the latest there is), as brokers tell it."""
-        found = [
+        found = (
             (record.offset, record.timestamp)
             for data in self.log
             for record in decoded(data)
             if record.offset >= self.start
-        ]
+        )
         if time == -3:
             return max(found, key=lambda each: (each[1], -each[0]), default=(-1, -1))
         return next((each for each in found if each[1] >= time), (-1, -1))
@@ -501,3 +503,9 @@ def _with_holes(header: BatchHeader, records: Sequence[Record], horizon: bool) -
         ),
         compress(bytes(payload), header.compression),
     )
+
+
+def runs_of(batch: bytes, *, from_offset: int = 0, records_max: int | None = None) -> list[Run]:
+    """A batch taken apart, all at once."""
+    runs = divided(batch, decompressed(batch), from_offset=from_offset, records_max=records_max)
+    return [run for run in runs if run is not None]

@@ -16,7 +16,7 @@ from support.plugins import Proxy, Two, on_two
 KEY: Final = NamespaceKey(ResourceType.TOPIC, "r-")
 
 
-def on_following(work: Callable[[Two], Awaitable[None]]) -> None:
+def on_following(work: Callable[[Two], Awaitable[None]], timeout_s: float = 30) -> None:
     """``l-t`` at A, with settings of its own, which ``r-t`` at B follows."""
 
     async def follow(two: Two) -> None:
@@ -29,7 +29,7 @@ def on_following(work: Callable[[Two], Awaitable[None]]) -> None:
         await two.until("copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end)
         await work(two)
 
-    on_two(follow)
+    on_two(follow, timeout_s)
 
 
 class Killing:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncRecord
 from isthmus_plugins.api import Gate
-from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.cluster import TopicInfo, TopicPartition
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.link import calls
@@ -115,6 +115,8 @@ class Discovery:
     leader_epochs: dict[TopicPartition, int] = field(default_factory=lambda: {PLACE: 0})
     leaders: dict[TopicPartition, int] = field(default_factory=dict)
     leads_since: dict[TopicPartition, float] = field(default_factory=dict)
+    topics: dict[str, TopicInfo] = field(default_factory=dict)
+    looks: int = 0
 
 
 @dataclass

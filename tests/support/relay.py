@@ -10,16 +10,23 @@ from types import TracebackType
 from typing import Final, Self
 
 CHUNK: Final = 4096
+THIN_BUFFER_BYTES: Final = 64 * 1024
 
 
 class Relay:
     """Listens on a port of its own, or the chosen one, and passes bytes on to ``target`` (host, port), which may be
-    set later."""
+    set later.
 
-    def __init__(self, target: tuple[str, int] | None = None, port: int = 0) -> None:
+    ``bytes_per_s``: so much passes over each connection, in each direction, and hardly more is on its way.
+    """
+
+    def __init__(self, target: tuple[str, int] | None = None, port: int = 0, bytes_per_s: int | None = None) -> None:
         self.target = target
         self.accepted = 0
+        self._bytes_per_s = bytes_per_s
         self._server = socket.create_server(("127.0.0.1", port))
+        if bytes_per_s is not None:  # what is accepted has it from here
+            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, THIN_BUFFER_BYTES)
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._left: int | None = None
@@ -107,10 +114,15 @@ class Relay:
                 threading.Thread(target=self._pump, args=(one, other), name="relay-pump", daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        due_at = 0.0
         try:
             while data := source.recv(CHUNK):
                 if self.delay_s:
                     time.sleep(self.delay_s)
+                if self._bytes_per_s is not None:
+                    now = time.monotonic()
+                    due_at = max(due_at, now) + len(data) / self._bytes_per_s
+                    time.sleep(due_at - now)
                 with self._moved:
                     self._moved.wait_for(lambda: source not in self._stalled)
                 with self._lock:

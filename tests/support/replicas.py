@@ -33,6 +33,7 @@ from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control
 from isthmus_protocol.record_equality import batch_digest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, run_simulated
+from support.loopback import ShownSocket
 from support.partition_log import decoded
 
 LINK: Final = "a-to-b"
@@ -40,6 +41,7 @@ LINK_ID: Final = str(uuid.UUID(int=7, version=4))
 SECRET: Final = b"secret"
 INDEX: Final = {"A": 11, "B": 22}
 HOUR_MS: Final = 3_600_000
+NARROW_BYTES: Final = 500
 
 
 def records_of(partition: Partition, start: int, end: int) -> list[tuple[Any, ...]]:
@@ -103,6 +105,10 @@ class _Transport(asyncio.Transport):
         self._random = rng
         self._due = 0.0
         self._chunks: deque[bytes] = deque()
+        self._most_bytes = 0
+        """More on its way pauses the protocol."""
+        self._on_way_bytes = 0
+        self._paused = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         loop = asyncio.get_running_loop()
@@ -112,15 +118,24 @@ class _Transport(asyncio.Transport):
             chunk, left = left[:size], left[size:]
             self._due = max(self._due, loop.time() + self._random.uniform(0.0005, 0.01))
             self._chunks.append(chunk)
+            self._on_way_bytes += len(chunk)
             loop.call_at(self._due, self._deliver)
+        if self._on_way_bytes > self._most_bytes and not self._paused and self.wire.open:
+            self._paused = True
+            self.protocol.pause_writing()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.write(b"".join(list_of_data))
 
     def _deliver(self) -> None:
         chunk = self._chunks.popleft()  # timers of one moment come in any order, bytes do not
-        if self.wire.open:
-            self.peer.protocol.data_received(chunk)
+        self._on_way_bytes -= len(chunk)
+        if not self.wire.open:
+            return
+        self.peer.protocol.data_received(chunk)
+        if self._paused and self._on_way_bytes <= self._most_bytes // 4:
+            self._paused = False
+            self.protocol.resume_writing()
 
     def close(self) -> None:
         asyncio.get_running_loop().call_later(0.01, self.wire.cut)
@@ -129,10 +144,15 @@ class _Transport(asyncio.Transport):
         self.wire.cut()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
+        """A narrow line has frames wait, and overtake each other, that are small, as simulated ones are."""
+        assert high is not None
+        self._most_bytes = self._random.choice((high, NARROW_BYTES))
+
+    def get_write_buffer_size(self) -> int:
+        return self._on_way_bytes
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return ShownSocket() if name == "socket" else default
 
 
 class Peers(Part):

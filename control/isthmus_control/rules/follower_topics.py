@@ -44,6 +44,11 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
         f"topic {body.topic!r} cannot become {body.state}, it is {before.state if before else 'new'}",
     )
     require(
+        before is None or not before.deleting or _is_another(before, body),
+        Rejection.CONFLICT,
+        f"topic {body.topic!r} is being deleted, as the source's was",
+    )
+    require(
         body.state is not TopicState.FOLLOWING or body.topic_id is not None,
         Rejection.INVALID,
         f"topic {body.topic!r} cannot follow without a topic id",
@@ -77,6 +82,11 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
         state.evolve(follower_topics=put(state.follower_topics, body.topic, after)),
         (FollowerTopicChanged(before, after),),
     )
+
+
+def _is_another(before: FollowerTopic, body: c.SetFollowerTopic) -> bool:
+    """Whether that is about a topic that comes in the place of one that is being deleted."""
+    return body.topic_id != before.topic_id and body.source_topic_id != before.source_topic_id
 
 
 def _kept_id(before: FollowerTopic | None, body: c.SetFollowerTopic) -> str | None:
@@ -125,6 +135,11 @@ def _forget_follower_topic(state: ControlState, offset: int, command: c.Command,
     require(
         body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
     )
+    require(
+        not before.deleting,
+        Rejection.CONFLICT,
+        f"topic {body.topic!r} is being deleted, as its source's was: wait for it",
+    )
     state, told = abandoned(state, body.topic)
     return (
         state.evolve(follower_topics=drop(state.follower_topics, body.topic)),
@@ -156,6 +171,7 @@ def _recreate_follower_topic(
         compacts_since_offset=before.compacts_since_offset if before.state is TopicState.CREATING else offset,
         cleaned=False,
         doubted={},
+        deleting=False,
     )
     if replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()

@@ -12,6 +12,8 @@ from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS_MAX, SYNC_CONFIRM_TIM
 from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
+    FOLLOWER_IN_SYNC_MIN,
+    FOLLOWER_REPLICATION_FACTOR,
     SYNC_CONFIRM_TIMEOUT,
     TRANSACTION_VERIFICATION,
     HeldConfig,
@@ -53,12 +55,14 @@ from isthmus_control.rules.checks import (
 from isthmus_control.rules.claims import without_claims, without_group_claims
 from isthmus_control.rules.namespaces import reserve
 from isthmus_control.rules.offsets_topics import offsets_topic_ended, topics_detached
+from isthmus_control.rules.source_deletions import check_none_under_way
 from isthmus_control.rules.source_losses import kept, released, without_losses
 from isthmus_control.rules.sync import check_synchronous, mode_changed, records_ended
 from isthmus_control.rules.truncations import cancelled
 
 LINKS_MAX = 1_000
 ONLY_THE_FOLLOWERS = "what becomes of what the source lost is set at the follower's side, of topics and groups"
+ONLY_OF_TOPICS = "what becomes of topics that the source deletes is set at the follower's side, of topics"
 
 
 def _positive(value: str) -> str | None:
@@ -72,12 +76,12 @@ def _confirm_timeout(value: str) -> str | None:
 
 
 LINK_CONFIGS: Mapping[str, Callable[[str], str | None]] = {
-    "follower.replication.factor": _positive,
-    "follower.min.insync.replicas": _positive,
+    FOLLOWER_REPLICATION_FACTOR: _positive,
+    FOLLOWER_IN_SYNC_MIN: _positive,
     SYNC_CONFIRM_TIMEOUT: _confirm_timeout,
 }
 """Settings of a link, and for each what a wrong value should have been (None: it is right). The first two say how
-follower topics are stored where the cluster is built otherwise than the source's."""
+follower topics are stored, at whichever end, where that is to be otherwise than at the source."""
 
 
 def _check_config(config: Mapping[str, str | None]) -> None:
@@ -222,6 +226,7 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
     state, told = kept(state, link.name, mapping)
     changes += told
     if mapping.type is ResourceType.TOPIC:
+        check_none_under_way(state, link.name, mapping)
         state, stopped = cancelled(state, link.name, mapping, at_ms)
         state, ended = records_ended(state, link, mapping)
         changes += (*stopped, *ended)
@@ -278,6 +283,11 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         Rejection.INVALID,
         ONLY_THE_FOLLOWERS,
     )
+    require(
+        body.on_source_delete is None or (body.role is Role.FOLLOWER and body.type is ResourceType.TOPIC),
+        Rejection.INVALID,
+        ONLY_OF_TOPICS,
+    )
     key = NamespaceKey(body.type, body.local_prefix)
     namespace = state.namespaces.get(key)
     if namespace is None:
@@ -318,6 +328,7 @@ def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, w
         attached_ms=attached.attached_ms,
         attached_at_offset=attached.attached_at_offset,
         on_source_loss=wanted.on_source_loss or attached.on_source_loss,
+        on_source_delete=wanted.on_source_delete or attached.on_source_delete,
     )
     require(
         (same.remote_prefix, same.role) == (attached.remote_prefix, attached.role),
@@ -336,7 +347,13 @@ def _alter_mapping(state: ControlState, offset: int, command: c.Command, body: c
         Rejection.INVALID,
         ONLY_THE_FOLLOWERS,
     )
-    return _altered(state, link, before, replace(before, on_source_loss=body.on_source_loss))
+    require(body.on_source_delete is None or before.type is ResourceType.TOPIC, Rejection.INVALID, ONLY_OF_TOPICS)
+    after = replace(
+        before,
+        on_source_loss=body.on_source_loss or before.on_source_loss,
+        on_source_delete=body.on_source_delete or before.on_source_delete,
+    )
+    return _altered(state, link, before, after)
 
 
 def _altered(state: ControlState, link: Link, before: NamespaceMapping, after: NamespaceMapping) -> Result:

@@ -2,7 +2,8 @@
 
 At the source, a partition without a record is Syncing. It is recorded In-Sync when acks are to be held for it, and that
 it has *reached* that once the other side has all: only then leases are granted. One that has reached it once gets
-Out-Of-Sync, however often it tries to get back; one that has not gets Syncing again: nothing was promised to it.
+Out-Of-Sync, however often it tries to get back; one that has not gets Syncing again: nothing was promised to it. One
+that is new is recorded In-Sync before any of its acks goes, and gets Out-Of-Sync, too.
 One that has been Out-Of-Sync for as long as its namespaces say is *degraded*, until it is recorded again that it has
 reached In-Sync.
 Whoever records must have seen what stands: a proxy that fronted the partition's leader once, and was late, changes
@@ -60,6 +61,11 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, after[key]))
             continue
         require(
+            current is None or not body.from_first,
+            Rejection.CONFLICT,
+            f"{_at(entry)} has a record on link {link.name!r}: it is not new",
+        )
+        require(
             current is not None or (body.state is SyncState.IN_SYNC and not body.reached),
             Rejection.CONFLICT,
             f"{_at(entry)} with topic id {entry.topic_id} is Syncing on link {link.name!r}: "
@@ -90,10 +96,22 @@ def _follows(
             f"{_at(entry)} is {SyncState.OUT_OF_SYNC}: acks are not held for it",
         )
     reached = current is not None and (current.reached or body.reached)
-    if body.state is SyncState.OUT_OF_SYNC and not reached:
-        return None
+    if body.state is SyncState.OUT_OF_SYNC:
+        reached = reached or (current is not None and current.from_first)
+        if not reached:
+            return None
     degraded = current.degraded if current is not None and not body.reached else None
-    return SyncRecord(entry.topic_id, body.state, entry.offset, at_ms, body.reason, offset, reached, degraded)
+    return SyncRecord(
+        entry.topic_id,
+        body.state,
+        entry.offset,
+        at_ms,
+        body.reason,
+        offset,
+        reached,
+        degraded,
+        from_first=not reached and (body.from_first or (current is not None and current.from_first)),
+    )
 
 
 def _degrade(state: ControlState, offset: int, command: c.Command, body: c.DegradeSync) -> Result:
@@ -162,6 +180,11 @@ def _check(body: c.RecordSync) -> None:
         body.state is SyncState.IN_SYNC or not body.reached,
         Rejection.INVALID,
         f"what is {SyncState.OUT_OF_SYNC} has not reached {SyncState.IN_SYNC}",
+    )
+    require(
+        not body.from_first or (body.state is SyncState.IN_SYNC and not body.reached),
+        Rejection.INVALID,
+        f"what is new is {SyncState.IN_SYNC}, and has yet to reach that",
     )
     require(
         body.reason is None or len(body.reason.message) <= REASON_CHARS_MAX,

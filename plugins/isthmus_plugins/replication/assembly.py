@@ -22,12 +22,15 @@ from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAli
 from isthmus_plugins.replication.client_views.truncating_topics import TruncatingTopics
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
+from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
+from isthmus_plugins.replication.leader.deleted_topics import DeletedTopics
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question, by_methods
@@ -39,10 +42,12 @@ from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.operations.service import LinkService
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.observing import LinkObserving
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.leases import SyncLeases
+from isthmus_plugins.replication.traffic import Traffic
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_plugins.replication.truncation.common_log import CommonLog
 from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
@@ -57,11 +62,15 @@ class Parts:
     context: PluginContext
     store: TransactionStore
     sweep: TransactionSweep
+    traffic: Traffic
     follower_end: FollowerEnd
     group_follower: GroupFollower
     peers: LinkPeers
     control_anchors: ControlAnchors
+    replicas: FollowerReplicas
     follower_topics: FollowerTopics
+    source_deletions: SourceDeletions
+    deleted_topics: DeletedTopics
     digests: Verification
     link_verification: LinkVerification
     common_log: CommonLog
@@ -83,6 +92,7 @@ class Parts:
     acls: AclEnds
     group_statuses: GroupStatuses
     told_losses: ToldSourceLosses
+    left_out: LeftOutNames
     service: LinkService
     observing: LinkObserving
 
@@ -119,13 +129,16 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     peers = peers_of(context)
     digests = Verification(context)
     link_verification = LinkVerification(context, digests)
-    follower_topics = FollowerTopics(context)
-    follower_end = FollowerEnd(context)
+    replicas = FollowerReplicas(context)
+    follower_topics = FollowerTopics(context, replicas)
+    source_deletions = SourceDeletions(context, peers, follower_topics)
+    traffic = Traffic()
+    follower_end = FollowerEnd(context, traffic)
     store = TransactionStore(context, follower_end.decided)
     group_follower = GroupFollower(context, store)
     transaction_verification = TransactionVerification(context)
     common_log = CommonLog(context, digests)
-    leader_end = LeaderEnd(context, peers, digests)
+    leader_end = LeaderEnd(context, peers, digests, traffic)
     shared_settings = SharedSettings(context, peers.connections)
     group_leader = GroupLeader(context, peers)
     sync = SyncConfirmer(context, leader_end, group_leader, shared_settings.agreed)
@@ -137,12 +150,15 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
     truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
     told_losses = ToldSourceLosses(context, peers)
+    left_out = LeftOutNames(context, peers)
     service = LinkService(
         context,
         peers,
         leader_end,
         follower_end,
         follower_topics,
+        replicas,
+        source_deletions,
         link_verification,
         transaction_verification,
         group_follower,
@@ -153,16 +169,21 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         store,
         shared_settings,
         told_losses,
+        left_out,
     )
     parts = Parts(
         context=context,
         store=store,
         sweep=TransactionSweep(context, store, group_follower.confirmations.stable_offset),
+        traffic=traffic,
         follower_end=follower_end,
         group_follower=group_follower,
         peers=peers,
         control_anchors=ControlAnchors(context, peers),
+        replicas=replicas,
         follower_topics=follower_topics,
+        source_deletions=source_deletions,
+        deleted_topics=DeletedTopics(context),
         digests=digests,
         link_verification=link_verification,
         common_log=common_log,
@@ -184,6 +205,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         acls=acls,
         group_statuses=group_statuses,
         told_losses=told_losses,
+        left_out=left_out,
         service=service,
         observing=LinkObserving(context.link_observers, service.statuses, context.clock, context.supervision),
     )
@@ -191,6 +213,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came
     leader_end.on_confirmed = sync.on_stream
+    leader_end.holds_from_first = sync.partitions.holds_from_first
     leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed
     group_leader.may_pass = decisions.markers.may_pass_of_groups

@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from isthmus_control.model import LinkMode
-from isthmus_plugins.links import LinkStatus
+from isthmus_control.model import LinkMode, Role
+from isthmus_plugins.links import LinkStatus, PartitionStatus
+from isthmus_plugins.replication.traffic import Place, Traffic
 
 
-def link_families(statuses: Iterable[LinkStatus], connections: Callable[[str], Sequence[object]]) -> Sequence[Metric]:
+def link_families(
+    statuses: Sequence[LinkStatus], connections: Callable[[str], Sequence[object]], traffic: Traffic
+) -> Sequence[Metric]:
     """Families of all links, as their status has them; ``connections``: the live ones of a link."""
-    lag = GaugeMetricFamily(
-        "isthmus_link_mirror_lag_offsets",
-        "Offsets that the follower lacks",
-        labels=("link", "topic", "partition", "role"),
+    connected = GaugeMetricFamily("isthmus_link_connections", "Live connections to peers", labels=("link",))
+    heard = GaugeMetricFamily(
+        "isthmus_link_heard_seconds", "Time since the peer cluster was last heard", labels=("link",)
     )
+    synchronous = GaugeMetricFamily("isthmus_link_synchronous", "1 of a synchronous link", labels=("link",))
+    link_state = GaugeMetricFamily("isthmus_link_state", "1 of the state that a link is in", labels=("link", "state"))
+    states = GaugeMetricFamily(
+        "isthmus_link_partitions", "Partitions by state", labels=("link", "role", "state", "reason")
+    )
+    batches = CounterMetricFamily(
+        "isthmus_link_batches", "Batches that a link sent (leader) or appended (follower)", labels=("link", "role")
+    )
+    size = CounterMetricFamily("isthmus_link_bytes", "The bytes of those", labels=("link", "role"))
+    for status in statuses:
+        synchronous.add_metric((status.link_name,), status.mode == LinkMode.SYNCHRONOUS)
+        link_state.add_metric((status.link_name, status.state), 1)
+        connected.add_metric((status.link_name,), len(connections(status.link_name)))
+        if status.last_heard_seconds is not None:
+            heard.add_metric((status.link_name,), status.last_heard_seconds)
+        counts = Counter((each.role, each.state, each.reason or "") for each in status.partitions)
+        for labels, count in sorted(counts.items()):
+            states.add_metric((status.link_name, *labels), count)
+    traffic.keep({each.link_name for each in statuses}, {place for place, _ in _places(statuses)})
+    for (link_name, role), total in sorted(traffic.totals().items()):
+        batches.add_metric((link_name, role.value), total.batches)
+        size.add_metric((link_name, role.value), total.bytes)
+    return connected, heard, link_state, states, synchronous, batches, size
+
+
+def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequence[Metric]:
+    """Families with series for each partition of each link."""
+    place_labels = ("link", "topic", "partition", "role")
+    lag = GaugeMetricFamily("isthmus_link_mirror_lag_offsets", "Offsets that the follower lacks", labels=place_labels)
     seconds = GaugeMetricFamily(
-        "isthmus_link_mirror_lag_seconds",
-        "Age of the oldest record that the follower lacks",
-        labels=("link", "topic", "partition", "role"),
+        "isthmus_link_mirror_lag_seconds", "Age of the oldest record that the follower lacks", labels=place_labels
     )
     unknown = GaugeMetricFamily(
         "isthmus_link_mirror_lag_unknown_seconds",
         "At the follower: since when the lag is not known",
-        labels=("link", "topic", "partition", "role"),
+        labels=place_labels,
     )
-    connected = GaugeMetricFamily("isthmus_link_connections", "Live connections to peers", labels=("link",))
-    heard = GaugeMetricFamily(
-        "isthmus_link_heard_seconds", "Time since the peer cluster was last heard", labels=("link",)
+    state = GaugeMetricFamily(
+        "isthmus_link_partition_state",
+        "1 of the state that a partition is in, with the reason",
+        labels=(*place_labels, "state", "reason"),
+    )
+    size = CounterMetricFamily(
+        "isthmus_link_partition_bytes", "Bytes that were sent (leader) or appended (follower)", labels=place_labels
     )
     since = GaugeMetricFamily(
         "isthmus_link_sync_since_timestamp_seconds",
@@ -47,30 +80,27 @@ def link_families(statuses: Iterable[LinkStatus], connections: Callable[[str], S
         "Since when transactional and strict producers are acked without a partition's other side",
         labels=("link", "topic", "partition"),
     )
-    synchronous = GaugeMetricFamily("isthmus_link_synchronous", "1 of a synchronous link", labels=("link",))
-    states = GaugeMetricFamily(
-        "isthmus_link_partitions", "Partitions by state", labels=("link", "role", "state", "reason")
-    )
+    for place, partition in _places(statuses):
+        labels = (place.link, place.topic, str(place.partition), partition.role)
+        state.add_metric((*labels, partition.state, partition.reason or ""), 1)
+        if (counts := traffic.known(place)) is not None:
+            size.add_metric(labels, counts.bytes)
+        if partition.partition_mirror_lag is not None:
+            lag.add_metric(labels, partition.partition_mirror_lag)
+        if partition.lag_seconds is not None:
+            seconds.add_metric(labels, partition.lag_seconds)
+        if partition.lag_unknown_seconds is not None:
+            unknown.add_metric(labels, partition.lag_unknown_seconds)
+        if partition.sync is not None and partition.sync.since_ms is not None:
+            since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
+        if partition.sync is not None and partition.sync.degraded_since_ms is not None:
+            degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
+        if partition.sync is not None and partition.sync.until_ms is not None:
+            until.add_metric(labels[:3], partition.sync.until_ms / 1000)
+    return lag, seconds, unknown, state, size, since, until, degraded
+
+
+def _places(statuses: Iterable[LinkStatus]) -> Iterator[tuple[Place, PartitionStatus]]:
     for status in statuses:
-        synchronous.add_metric((status.link_name,), status.mode == LinkMode.SYNCHRONOUS)
-        connected.add_metric((status.link_name,), len(connections(status.link_name)))
-        if status.last_heard_seconds is not None:
-            heard.add_metric((status.link_name,), status.last_heard_seconds)
-        counts = Counter((each.role, each.state, each.reason or "") for each in status.partitions)
-        for labels_, count in sorted(counts.items()):
-            states.add_metric((status.link_name, *labels_), count)
-        for partition in status.partitions:
-            labels = (status.link_name, partition.topic, str(partition.partition), partition.role)
-            if partition.partition_mirror_lag is not None:
-                lag.add_metric(labels, partition.partition_mirror_lag)
-            if partition.lag_seconds is not None:
-                seconds.add_metric(labels, partition.lag_seconds)
-            if partition.lag_unknown_seconds is not None:
-                unknown.add_metric(labels, partition.lag_unknown_seconds)
-            if partition.sync is not None and partition.sync.since_ms is not None:
-                since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
-            if partition.sync is not None and partition.sync.degraded_since_ms is not None:
-                degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
-            if partition.sync is not None and partition.sync.until_ms is not None:
-                until.add_metric(labels[:3], partition.sync.until_ms / 1000)
-    return lag, seconds, unknown, connected, heard, states, synchronous, since, until, degraded
+        for each in status.partitions:
+            yield Place(status.link_name, Role(each.role), each.topic, each.partition), each

@@ -12,7 +12,7 @@ from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.link_operations import LinkOperations
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.assembly import Parts, assemble
-from isthmus_plugins.replication.metrics import link_families
+from isthmus_plugins.replication.metrics import link_families, partition_families
 from isthmus_plugins.replication.status.truncations import truncation_metrics
 
 
@@ -54,7 +54,11 @@ class ReplicationPlugin:
         parts = self.parts
         cut = truncation_metrics(parts.context.control.state, parts.truncations.ended, parts.truncations.records_cut)
         own = [family for part in parts.all for family in part.metrics()]
-        return [*link_families(parts.service.statuses(), parts.peers.connections), *own, *cut]
+        statuses = parts.service.statuses()
+        families = link_families(statuses, parts.peers.connections, parts.traffic)
+        if parts.context.partition_metrics:
+            families = [*families, *partition_families(statuses, parts.traffic)]
+        return [*families, *own, *cut]
 
 
 plugin = ReplicationPlugin()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.output import columns, prefix_cell
 
 
@@ -62,21 +63,31 @@ def failed_over(report: dict[str, Any]) -> Iterator[str]:
     if missing:
         yield ""
         yield from missing
-    yield from refused_settings(report)
+    yield from of_topics(report)
+    yield from left_out_of(report)
     kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
     if kept:
         yield ""
         yield f"The source never told its settings of these; they keep a follower's: {', '.join(kept)}"
 
 
-def refused_settings(report: dict[str, Any]) -> Iterator[str]:
-    """What the brokers refuse, or would refuse, of what topics had at the source."""
+def of_topics(report: dict[str, Any]) -> Iterator[str]:
+    """What the brokers refuse, or would refuse, of what topics had at the source, and which lack replicas."""
     if refused := [setting for each in report["namespaces"] for setting in each["settings_refused"]]:
         yield ""
         yield (
             "the brokers here would refuse:" if report["dry_run"] else "refused by the brokers here, to be set by hand:"
         )
         yield from refused
+    if lacking := dict.fromkeys(why for each in report["namespaces"] for why in each["replicas_lacking"]):
+        yield ""
+        yield "fewer replicas than there are to be:"
+        yield from lacking
+
+
+def left_out_of(report: dict[str, Any]) -> Iterator[str]:
+    """What the source's namespaces held that is not here."""
+    yield from left_out_lines([name for each in report["namespaces"] for name in each["left_out"]])
 
 
 def _until(claim: dict[str, Any]) -> tuple[str | None, str | None]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
-from isthmus.cli.failover_lines import failed_over, heard, moment, refused_settings
+from isthmus.cli.failover_lines import failed_over, heard, left_out_of, moment, of_topics
+from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.namespace import TypeOption
 from isthmus.cli.operation import follow
 from isthmus.cli.output import (
@@ -68,6 +69,14 @@ OnSourceLossOption = Annotated[
         "where the source's namespace is strict, else cut.",
     ),
 ]
+OnSourceDeleteOption = Annotated[
+    Literal["keep", "delete"] | None,
+    typer.Option(
+        "--on-source-delete",
+        help="What becomes of a topic whose source's topic is deleted: it keeps its records until an operator decides "
+        "(isthmus topic forget), or it is deleted as well. Without it: as it is, at first keep.",
+    ),
+]
 LocalOnlyOption = Annotated[
     bool, typer.Option("--local-only", help="Only this end, where the other cluster cannot be reached.")
 ]
@@ -111,7 +120,9 @@ def create(
         "isthmus link alter a-to-b --offsets-topic redacted --offsets-group 'app-*' --offsets-group billing",
         "isthmus link alter a-to-b --offsets-topic off",
         "isthmus link alter a-to-b --config sync.confirm.timeout.ms=5000",
+        "isthmus link alter a-to-b --config follower.replication.factor=3 --config follower.min.insync.replicas=2",
         "isthmus link alter a-to-b --local orders- --on-source-loss hold",
+        "isthmus link alter a-to-b --local tests- --on-source-delete delete",
     )
     + EXIT_CODES
 )
@@ -124,21 +135,27 @@ def alter(
         typer.Option("--config", help="NAME=VALUE of a setting of both ends, NAME= to remove it; several times."),
     ] = None,
     local: Annotated[
-        str | None, typer.Option("--local", help="The local namespace that --on-source-loss is set of.")
+        str | None,
+        typer.Option("--local", help="The local namespace that --on-source-loss or --on-source-delete is set of."),
     ] = None,
     type: TypeOption = "topic",
     on_source_loss: OnSourceLossOption = None,
+    on_source_delete: OnSourceDeleteOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Change a link's settings, or how this cluster's offsets topic is copied; what was copied stays as it is.
 
-    With --local and --on-source-loss: what is set of one pair of namespaces, whichever end is asked.
+    With --local, and --on-source-loss or --on-source-delete: what is set of one pair of namespaces, whichever end is
+    asked.
     """
-    if local is not None or on_source_loss is not None:
-        if local is None or on_source_loss is None or offsets_topic is not None or offsets_group or config:
-            raise CliError("USAGE", "--local and --on-source-loss go together, and alone", Exit.USAGE, output)
-        chosen = {"local": local, "type": type, "on_source_loss": on_source_loss}
+    of_pair = {"on_source_loss": on_source_loss, "on_source_delete": on_source_delete}
+    wanted = {name: value for name, value in of_pair.items() if value is not None}
+    if local is not None or wanted:
+        if local is None or not wanted or offsets_topic is not None or offsets_group or config:
+            why = "--local and --on-source-loss or --on-source-delete go together, and alone"
+            raise CliError("USAGE", why, Exit.USAGE, output)
+        chosen = {"local": local, "type": type, **wanted}
         with Admin(url, output) as admin:
             show(admin.patch(f"/v1/links/{_path(name)}/mappings", chosen), output, _described)
         return
@@ -250,6 +267,7 @@ def delete(
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --disable-transaction-verification",
         "isthmus link attach a-to-b --type consumer-group --local app- --remote app- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --on-source-loss hold",
+        "isthmus link attach a-to-b --local tests- --remote tests- --role leader --on-source-delete delete",
     )
     + EXIT_CODES
 )
@@ -272,6 +290,7 @@ def attach(
         ),
     ] = False,
     on_source_loss: OnSourceLossOption = None,
+    on_source_delete: OnSourceDeleteOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what would happen and what would be lost.")
     ] = False,
@@ -290,6 +309,8 @@ def attach(
     }
     if on_source_loss is not None:  # versions before it take no such field
         body["on_source_loss"] = on_source_loss
+    if on_source_delete is not None:
+        body["on_source_delete"] = on_source_delete
     with Admin(url, output) as admin:
         show(admin.post(f"/v1/links/{_path(name)}/mappings", body), output, _attached)
 
@@ -601,6 +622,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
                 if link["mode"] == "synchronous"
                 else []
             ),
+            *(("setting", f"{name}={value}") for name, value in sorted(link["config"].items())),
             ("local cluster", link["local_cluster_id"]),
             ("remote cluster", link["remote_cluster_id"]),
             ("remote", link["remote"]),
@@ -616,6 +638,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
         ]
     )
     yield from loss_lines([link])
+    yield from left_out_lines(link["left_out"], link["left_out_more"])
     for acls in link["acls"]:
         yield ""
         yield from _acl_lines(acls)
@@ -632,6 +655,7 @@ def _mapping(mapping: dict[str, Any]) -> str:
     why = mapping["message"] or mapping["reason"]
     state = f"{mapping['state']} ({why})" if why else mapping["state"]
     setting = f", on source loss {mapping['on_source_loss']}" if mapping["on_source_loss"] else ""
+    setting += f", on source delete {mapping['on_source_delete']}" if mapping["on_source_delete"] else ""
     return f"{mapping['type']} {local} ({mapping['role']}), remote {remote}{setting}: {state}"
 
 
@@ -656,7 +680,8 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "not drained:"
         yield from missing
-    yield from refused_settings(report)
+    yield from of_topics(report)
+    yield from left_out_of(report)
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
@@ -711,3 +736,4 @@ def _attached(result: dict[str, Any]) -> Iterator[str]:
             ("GROUP", "SOURCE_GROUP", "POSITIONS_REPLACED"),
             ((each["group"], each["source_group"], each["positions_replaced"]) for each in result["groups"]),
         )
+    yield from left_out_lines(result["left_out"])

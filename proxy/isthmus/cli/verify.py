@@ -9,6 +9,7 @@ from urllib.parse import quote
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.operation import follow
 from isthmus.cli.output import EXIT_CODES, Exit, Output, OutputOption, columns, example, show
 
@@ -23,7 +24,8 @@ def verify(
 ) -> None:
     """Read both sides of a link up to a snapshot and compare record by record; exits with 1 if they are not equal.
 
-    Consumer groups are compared by what they have committed. What could not be compared is not equal.
+    Consumer groups are compared by what they have committed. What could not be compared is not equal,
+    nor is a link of which nothing was.
     """
     with Admin(url, output) as admin:
         operation = admin.post(f"/v1/links/{quote(name, safe='')}/verify")
@@ -65,5 +67,6 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
                 for each in report["groups"]
             ),
         )
-    verdict = "equal" if report["equal"] else "NOT equal"
+    yield from left_out_lines(report["left_out"])
+    verdict = report["message"] or ("equal" if report["equal"] else "NOT equal")
     yield f"{report['link_name']}: {verdict}, {report['records']} records compared in {report['seconds']:.1f} s"

@@ -22,9 +22,10 @@ from isthmus.kafka.results import (
     NewTopic,
     ResourceConfigs,
     ResourceType,
+    TopicPartition,
     as_error,
 )
-from isthmus_protocol.error_codes import NETWORK_EXCEPTION
+from isthmus_protocol.error_codes import NETWORK_EXCEPTION, UNKNOWN_TOPIC_ID
 from isthmus_protocol.messages import build_request, decode_response
 from isthmus_protocol.schema import ApiKey, response_header_flexible
 from isthmus_protocol.wire import response_body
@@ -34,6 +35,7 @@ CREATED_AT_ONCE: Final = 100
 """Topics that are created in one request, where many are at once."""
 DESCRIBED_AT_ONCE: Final = 100
 """Likewise resources whose configurations are described."""
+METADATA_BY_ID_VERSION: Final = 12
 _THROTTLE_TIME_BYTES: Final = 4
 """What stands first in the bodies of most answers, and differs in equal ones."""
 
@@ -124,6 +126,26 @@ class TopicRequests(ClusterConnections):
             raise KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
         return as_error(answer.responses[0].error_code, answer.responses[0].error_message)
 
+    async def unknown_topic_ids(self, node_id: int, asked: frozenset[UUID], cluster_id: str) -> frozenset[UUID]:
+        """Of these topics, those that a broker does not know (KIP-516); one that may not be described is known.
+
+        Raises KafkaError where the broker is of another cluster than ``cluster_id``.
+        """
+        connection = await self.to(node_id)
+        if connection.version(ApiKey.METADATA) < METADATA_BY_ID_VERSION:
+            raise UnsupportedVersion(f"{connection.address} knows topics by name only: it must be Kafka 3.1 or later")
+        answer = await connection.call(
+            ApiKey.METADATA,
+            {
+                "topics": [{"topic_id": topic_id, "name": None} for topic_id in sorted(asked)],
+                "allow_auto_topic_creation": False,
+            },
+            timeout=self.request_timeout_s,
+        )
+        if answer.cluster_id != cluster_id:
+            raise KafkaError(NETWORK_EXCEPTION, f"{connection.address} is of another cluster, {answer.cluster_id}")
+        return asked & {topic.topic_id for topic in answer.topics if topic.error_code == UNKNOWN_TOPIC_ID}
+
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_s: float | None = None
     ) -> dict[str, KafkaError | None]:
@@ -139,6 +161,47 @@ class TopicRequests(ClusterConnections):
             timeout=timeout_s + 5,
         )
         return {result.name: as_error(result.error_code, result.error_message) for result in answer.results}
+
+    async def list_partition_reassignments(self) -> frozenset[TopicPartition]:
+        """The partitions whose replicas are being changed (KIP-455). Raises KafkaError."""
+        answer = await (await self.controller()).call(
+            ApiKey.LIST_PARTITION_REASSIGNMENTS,
+            {"timeout": int(self.request_timeout_s * 1000), "topics": None},
+            timeout=self.request_timeout_s + 5,
+        )
+        if answer.error_code:
+            raise KafkaError(answer.error_code, answer.error_message)
+        return frozenset(
+            TopicPartition(topic.name, partition.partition_index)
+            for topic in answer.topics
+            for partition in topic.partitions
+        )
+
+    async def alter_partition_reassignments(
+        self, replicas: Mapping[TopicPartition, Sequence[int]]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Have partitions get these replicas (KIP-455); it is under way when they answer. Raises KafkaError."""
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for place, wanted in replicas.items():
+            asked = {"partition_index": place.partition, "replicas": list(wanted)}
+            topics.setdefault(place.topic, []).append(asked)
+        answer = await (await self.controller()).call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            {
+                "timeout": int(self.request_timeout_s * 1000),
+                "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+            },
+            timeout=self.request_timeout_s + 5,
+        )
+        if answer.error_code:
+            raise KafkaError(answer.error_code, answer.error_message)
+        return {
+            TopicPartition(topic.name, partition.partition_index): as_error(
+                partition.error_code, partition.error_message
+            )
+            for topic in answer.responses
+            for partition in topic.partitions
+        }
 
     async def describe_configs(
         self,

@@ -1,11 +1,10 @@
-"""Records in and out of batches: round trips, other people's codecs, runs, append time, markers, and garbage."""
+"""Records in and out of batches: round trips, other people's codecs, markers, and garbage."""
 
 from __future__ import annotations
 
 import datetime
 import io
 import struct
-from itertools import pairwise
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -16,26 +15,16 @@ from kio.records.schema import NewRecordBatch, RecordHeader
 from kio.records.schema import Record as KioRecord
 from kio.records.writers import write_batch
 from kio.static.primitive import TZAwareMicros, i8, i16, i32, i64
+from support.partition_log import runs_of
+from support.records import NOW, PLAIN, batch_of, record_lists
 
-from isthmus_protocol.record_codec import (
-    Marker,
-    Record,
-    Run,
-    decode_control,
-    decode_records,
-    encode_batch,
-    split_runs,
-    varint,
-)
-from isthmus_protocol.record_compression import compress
+from isthmus_protocol.record_codec import Marker, Record, decode_control, decode_records, encode_batch
 from isthmus_protocol.records import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
-    SEQUENCE_MAX,
     TRANSACTIONAL_BIT,
-    BatchHeader,
     BatchTooLarge,
     Compression,
     MalformedBatch,
@@ -45,43 +34,7 @@ from isthmus_protocol.records import (
     verify_crc,
     whole_header,
 )
-
-NOW = 1_700_000_000_000
-PLAIN = BatchHeader(0, 49, -1, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
-
-contents = st.none() | st.binary(max_size=300)
-header_lists = st.lists(st.tuples(st.text(max_size=20), contents), max_size=4).map(tuple)
-# Half of what a timestamp could be, so that the difference of any two fits a varlong.
-timestamps = st.integers(-(2**62), 2**62 - 1) | st.integers(NOW - 1000, NOW + 1000)
-
-
-@st.composite
-def record_lists(draw: st.DrawFn, holes: bool = True, size_max: int = 12) -> list[Record]:
-    offset = draw(st.integers(0, 2**40))
-    records = []
-    for _ in range(draw(st.integers(1, size_max))):
-        records.append(
-            Record(
-                offset,
-                draw(timestamps),
-                draw(contents),
-                draw(contents),
-                draw(header_lists),
-                draw(st.integers(0, 255)),
-            )
-        )
-        offset += draw(st.integers(1, 70)) if holes else 1
-    return records
-
-
-def batch_of(records: list[Record], attributes: int = 0, **changes: int) -> bytes:
-    """Encodes `records`, then sets what encode_batch never sets (timestamp type, control, delete horizon)."""
-    batch = encode_batch(records, PLAIN._replace(attributes=attributes))
-    header = whole_header(batch)
-    return seal(
-        header._replace(attributes=header.attributes | attributes)._replace(**changes),
-        batch[HEADER_SIZE:],
-    )
+from isthmus_protocol.varints import varint
 
 
 def payload_batch(payload: bytes, records: int = 1, **changes: int) -> bytes:
@@ -256,153 +209,6 @@ def test_unknown_codecs_are_unsupported() -> None:
         decode_records(payload_batch(b"", attributes=6))
 
 
-# -- Runs --------------------------------------------------------------------------------------------------------------
-
-
-def offsets_of(run: Run) -> list[int]:
-    return [] if run.batch is None else [r.offset for r in decode_records(run.batch)]
-
-
-@pytest.mark.parametrize("compression", list(Compression))
-def test_runs_and_holes_of_a_compacted_batch(compression: Compression) -> None:
-    like = PLAIN._replace(
-        base_offset=100, last_offset_delta=19, producer_id=8, producer_epoch=2, base_sequence=50, leader_epoch=6,
-        attributes=TRANSACTIONAL_BIT | compression,
-    )  # fmt: skip
-    records = [Record(o, NOW + o, b"k%d" % o, b"v" * 50, (("h", b""),)) for o in (102, 103, 104, 110, 118)]
-    # The cleaner keeps base offset, last offset and base sequence of a batch, whatever it takes out.
-    payload = b"".join(
-        varint(len(body)) + body
-        for body in (
-            b"".join(
-                (b"\0", varint(r.timestamp - NOW), varint(r.offset - 100), b"\x08", r.key or b"", b"\x64", b"v" * 50)
-            )
-            + b"\x02\x02h\x00"
-            for r in records
-        )
-    )
-    batch = seal(
-        like._replace(record_count=5, base_timestamp=NOW, max_timestamp=NOW + 118), compress(payload, compression)
-    )
-    assert decode_records(batch) == records
-    runs = split_runs(batch)
-    expected = [(100, 2), (102, 3), (105, 5), (110, 1), (111, 7), (118, 1), (119, 1)]
-    assert [(r.first_offset, r.length) for r in runs] == expected
-    assert all(a.next_offset == b.first_offset for a, b in pairwise(runs))
-    assert [r for run in runs if run.batch for r in decode_records(run.batch)] == records
-    for run in runs:
-        if run.batch is None:
-            continue
-        verify_crc(run.batch)
-        header = whole_header(run.batch)
-        assert not header.has_holes
-        assert (header.base_offset, header.last_offset_delta + 1) == (run.first_offset, run.length)
-        assert header.compression is compression
-        assert header.is_transactional
-        assert (header.producer_id, header.producer_epoch, header.leader_epoch) == (8, 2, 6)
-        # The sequence that the record had when it was produced.
-        assert header.base_sequence == 50 + run.first_offset - 100
-        assert header.base_timestamp == NOW + run.first_offset
-
-
-def test_a_batch_without_holes_is_one_run_as_it_is() -> None:
-    batch = encode_batch([Record(o, NOW, None, b"v") for o in range(5, 9)], PLAIN)
-    assert split_runs(batch) == [Run(5, 4, batch)]
-
-
-def test_an_emptied_batch_is_one_hole() -> None:
-    emptied = seal(PLAIN._replace(base_offset=7, last_offset_delta=4, record_count=0), b"")
-    assert split_runs(emptied) == [Run(7, 5, None)]
-    assert decode_records(emptied) == []
-
-
-def test_sequences_of_runs_wrap() -> None:
-    like = PLAIN._replace(last_offset_delta=9, producer_id=1, producer_epoch=0, base_sequence=SEQUENCE_MAX - 2)
-    batch = encode_batch([Record(o, NOW, None, b"v") for o in (0, 1, 6)], like)
-    assert [whole_header(r.batch).base_sequence for r in split_runs(batch) if r.batch] == [SEQUENCE_MAX - 2, 3]
-
-
-@settings(deadline=None)
-@given(record_lists(), st.integers(0, 5), st.sampled_from(list(Compression)))
-def test_runs_cover_every_offset_once_and_keep_every_record(
-    records: list[Record], after: int, compression: Compression
-) -> None:
-    batch = encode_batch(records, PLAIN, compression=compression, last_offset=records[-1].offset + after)
-    runs = split_runs(batch)
-    header = whole_header(batch)
-    covered = [o for run in runs for o in range(run.first_offset, run.next_offset)]
-    assert covered == list(range(header.base_offset, header.next_offset))
-    assert [r for run in runs if run.batch for r in decode_records(run.batch)] == records
-    for run in runs:
-        assert offsets_of(run) == ([] if run.batch is None else list(range(run.first_offset, run.next_offset)))
-    # Neighbours differ: a run is as long as it can be.
-    assert all((a.batch is None) != (b.batch is None) for a, b in pairwise(runs))
-
-
-# -- Append time -------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(record_lists(), st.sampled_from(list(Compression)), st.integers(NOW, NOW + 10_000))
-def test_append_time_becomes_each_records_own_time(
-    records: list[Record], compression: Compression, append_time: int
-) -> None:
-    source = batch_of(records, LOG_APPEND_TIME_BIT | compression, max_timestamp=append_time)
-    expected = [r._replace(timestamp=append_time) for r in records]
-    assert decode_records(source) == expected
-    runs = [run.batch for run in split_runs(source) if run.batch is not None]
-    for run in runs:
-        verify_crc(run)
-        header = whole_header(run)
-        assert not header.is_log_append_time
-        assert header.compression is compression
-        assert header.base_timestamp == header.max_timestamp == append_time
-        assert split_runs(run) == [Run(header.base_offset, header.last_offset_delta + 1, run)]
-    assert [r for run in runs for r in decode_records(run)] == expected
-
-
-def test_append_time_with_holes() -> None:
-    records = [Record(o, NOW - o, b"k", b"v") for o in (10, 11, 15)]
-    batch = batch_of(records, LOG_APPEND_TIME_BIT, max_timestamp=NOW + 7)
-    runs = split_runs(batch)
-    assert [(r.first_offset, r.length, r.batch is None) for r in runs] == [
-        (10, 2, False),
-        (12, 3, True),
-        (15, 1, False),
-    ]
-    for run in runs:
-        if run.batch:
-            assert not whole_header(run.batch).is_log_append_time
-            assert {r.timestamp for r in decode_records(run.batch)} == {NOW + 7}
-
-
-def test_a_batch_is_cut_at_its_front() -> None:
-    records = [Record(o, NOW + o, b"k", b"v") for o in (10, 11, 15, 16)]
-    batch = batch_of(records, producer_id=1, producer_epoch=0, base_sequence=100)
-    for offset, kept in ((11, records[1:]), (12, records[2:]), (16, records[3:])):
-        runs = split_runs(batch, from_offset=offset)
-        assert (runs[0].first_offset, runs[-1].next_offset) == (offset, 17)
-        assert [r for run in runs if run.batch for r in decode_records(run.batch)] == kept
-    assert [whole_header(r.batch).base_sequence for r in split_runs(batch, from_offset=11) if r.batch] == [101, 105]
-
-
-def test_runs_of_so_many_records_at_most() -> None:
-    records = [Record(o, NOW, b"k", b"v") for o in range(10, 20)]
-    batch = batch_of(records)
-    runs = split_runs(batch, records_max=4)
-    assert [(r.first_offset, r.length) for r in runs] == [(10, 4), (14, 4), (18, 2)]
-    assert [r for run in runs if run.batch for r in decode_records(run.batch)] == records
-    assert split_runs(batch, records_max=10) == [Run(10, 10, batch)]
-
-
-def test_the_delete_horizon_is_left_out() -> None:
-    batch = batch_of([Record(5, NOW, b"k", None)], DELETE_HORIZON_BIT)
-    (run,) = split_runs(batch)
-    assert run.batch is not None
-    assert not whole_header(run.batch).has_delete_horizon
-    assert decode_records(run.batch) == decode_records(batch)
-
-
 # -- Markers -----------------------------------------------------------------------------------------------------------
 
 
@@ -457,7 +263,7 @@ EMPTY = "0c" "00" "00" "00" "01" "01" "00"  # fmt: skip
         (EMPTY + "00", 1, "1 bytes are left"),
         ("0a" "00" "00" "00" "01" "01", 1, "record of 5 bytes"),
         ("0b" "00" "00" "00" "01" "01" "00", 1, "record of -6 bytes"),
-        ("0e" "00" "00" "00" "01" "01" "00", 1, "record of 7 bytes"),
+        ("0e" "00" "00" "00" "01" "01" "00", 1, "ends within its record number 0"),
         (EMPTY + EMPTY, 2, "offset delta 0 follows 0"),
         ("0c" "00" "00" "01" "01" "01" "00", 1, "offset delta -1 follows -1"),
         ("0c" "00" "00" "02" "01" "01" "00", 1, "offset delta 1 is beyond"),
@@ -490,7 +296,7 @@ def test_an_emptied_batch_holds_nothing() -> None:
 
 
 def check_everything(batch: bytes) -> None:
-    for read in (decode_records, split_runs, decode_control):
+    for read in (decode_records, runs_of, decode_control):
         try:
             read(batch)
         except (MalformedBatch, UnsupportedBatch):

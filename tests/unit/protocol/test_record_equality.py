@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.partition_log import runs_of
+from support.records import MIB, large_inside
 
+from isthmus_plugins.decompression import PIECE_BYTES, decompressed
 from isthmus_protocol.producer_ids import ProducerIdRange, carry, translate
-from isthmus_protocol.record_codec import Record, decode_records, encode_batch, split_runs
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.record_equality import (
     Difference,
     Equality,
+    LatestDigest,
     RecordsDigest,
     batch_digest,
     equal_batches,
@@ -160,22 +165,28 @@ def test_digests_refuse_what_is_no_batch() -> None:
     with pytest.raises(MalformedBatch):
         batch_digest(b"", A)
     with pytest.raises(MalformedBatch):
-        RecordsDigest().add(encode_batch(RECORDS, PLAIN)[:-1])
+        add(RecordsDigest(), encode_batch(RECORDS, PLAIN)[:-1])
 
 
 # -- Records -----------------------------------------------------------------------------------------------------------
 
 
+def add(digest: RecordsDigest, batch: bytes, **how: Any) -> None:
+    """Add a batch's records, all at once."""
+    for _ in digest.adding(batch, decompressed(batch), **how):
+        pass
+
+
 def records_digest(*batches: bytes, from_offset: int = 0) -> bytes:
     digest = RecordsDigest()
     for batch in batches:
-        digest.add(batch, from_offset=from_offset)
+        add(digest, batch, from_offset=from_offset)
     return digest.digest()
 
 
 def test_re_encoded_batches_are_equal_by_their_records() -> None:
     holes = encode_batch([r for r in RECORDS if r.offset not in (13, 14, 17)], PLAIN, compression=Compression.LZ4)
-    runs = [run.batch for run in split_runs(holes) if run.batch]
+    runs = [run.batch for run in runs_of(holes) if run.batch]
     assert len(runs) == 3
     assert records_digest(holes) == records_digest(*runs)
     assert records_digest(holes) != records_digest(*runs[:2])
@@ -184,7 +195,7 @@ def test_re_encoded_batches_are_equal_by_their_records() -> None:
 
 def test_append_time_copies_are_equal_by_their_records() -> None:
     batch = change(encode_batch(RECORDS, PLAIN), attributes=LOG_APPEND_TIME_BIT, max_timestamp=NOW + 500)
-    assert equal_batches(batch, A, split_runs(batch)[0].batch or b"", B) is Equality.RECORDS
+    assert equal_batches(batch, A, runs_of(batch)[0].batch or b"", B) is Equality.RECORDS
     # The same bytes without the bit are other times.
     assert equal_batches(batch, A, encode_batch(RECORDS, PLAIN), B) is Equality.DIFFERENT
 
@@ -194,8 +205,8 @@ def test_markers_and_earlier_records_are_left_out() -> None:
     assert records_digest(batch, marker()) == records_digest(batch)
     assert records_digest(batch, from_offset=15) == records_digest(encode_batch(RECORDS[5:], PLAIN))
     digest = RecordsDigest()
-    digest.add(batch, from_offset=15)
-    digest.add(marker())
+    add(digest, batch, from_offset=15)
+    add(digest, marker())
     assert digest.records == 5
 
 
@@ -282,3 +293,25 @@ def test_digests_are_equal_exactly_where_no_difference_is_found(first: list[Reco
     a = encode_batch(first, PLAIN, compression=Compression.ZSTD)
     b = encode_batch(second, PLAIN)
     assert (records_digest(a) == records_digest(b)) is (first_difference(first, second) is None) is (first == second)
+
+
+# -- Much in little ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [1, 1000])
+def test_batches_that_hold_much_are_compared_in_steps(values: int) -> None:
+    size = 4 * MIB if values > 1 else 140 * MIB
+    batch = large_inside(Compression.ZSTD, values, size)
+    (again,) = [run.batch for run in runs_of(batch)]
+    assert again is not None
+    digests, steps = [], []
+    for each in (batch, again):
+        digest = RecordsDigest()
+        steps.append(sum(1 for _ in digest.adding(each, decompressed(each))))
+        digests.append((digest.records, digest.digest()))
+        latest = LatestDigest()
+        assert [None for _ in latest.adding(each, decompressed(each))] == [None] * steps[-1]
+        assert latest.digest(0, values)[1] == 0, "no record has a key"
+    assert digests[0] == digests[1]
+    assert digests[0][0] == values
+    assert min(steps) >= (4 * MIB // PIECE_BYTES if values > 1 else 1)

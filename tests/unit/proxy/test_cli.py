@@ -244,7 +244,8 @@ def test_an_upgrade_signs_records_and_one_that_is_run_again_does(admin: RunningA
     assert "records are signed with the control key ab12cd34 from then on" in plan
     assert admin.log.state.key_id == ""
     done = ok(run("control", "upgrade", "-o", "json", url=admin.url))
-    assert (done["before"], done["after"], done["signs"], done["key_id"]) == (2, 2, True, "ab12cd34")
+    levels = done["before"], done["after"]
+    assert (*levels, done["signs"], done["key_id"]) == (KNOWN_LEVEL, KNOWN_LEVEL, True, "ab12cd34")
     described = run("control", "describe", url=admin.url).stdout
     assert re.search("^records are signed with control key +ab12cd34$", described, re.MULTILINE)
     assert "signed with" not in run("control", "upgrade", url=admin.url).stdout
@@ -295,7 +296,10 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     assert asked == [("", False, False, None), ("", True, True, None), ("", False, False, "hold")]
     alter = ("link", "alter", "a-to-b", "--local", "orders-")
     ok(run(*alter, "--on-source-loss", "cut", "-o", "json", url=admin.url))
-    assert admin.links.calls.pop() == ("alter mapping", "a-to-b", "topic", "orders-", "cut")
+    assert admin.links.calls.pop() == ("alter mapping", "a-to-b", "topic", "orders-", "cut", None)
+    ok(run(*alter, "--on-source-delete", "delete", "-o", "json", url=admin.url))
+    assert admin.links.calls.pop() == ("alter mapping", "a-to-b", "topic", "orders-", None, "delete")
+    assert run(*alter, url=admin.url).exit_code == 2
     alone = run(*alter, url=admin.url)
     assert (alone.exit_code, "go together" in alone.stderr) == (2, True)
     ok(run("link", "detach", "a-to-b", "--local", "orders-", "-o", "json", url=admin.url))
@@ -403,6 +407,7 @@ def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
     planned = run(*command, "--dry-run", url=admin.url).stdout
     assert re.search(r"^topic +orders- ", planned, re.MULTILINE)
     assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in planned
+    assert "fewer replicas than there are to be:\norders-eu has 2 of 3 replicas: " in planned
     assert run("link", "promote", "a-to-b", url=admin.url).exit_code == 2
 
 
@@ -416,6 +421,7 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     assert re.search(r"^orders-eu +1 +3 +- +- +not known", printed, re.MULTILINE)
     assert "keep a follower's: orders-eu" in printed
     assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in printed
+    assert "fewer replicas than there are to be:\norders-eu has 2 of 3 replicas: " in printed
     assert "heard 12.4s ago" in printed
     printed = run("link", "failover", "a-to-b", "--local-group", "orders-", "--dry-run", url=admin.url).stdout
     assert "acked to groups of orders- before 2025-10-09T08:53:20+00:00 is here" in printed

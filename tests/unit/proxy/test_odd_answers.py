@@ -57,8 +57,11 @@ async def _marked(cluster: ClusterAccess) -> Any:
 ASKED: Final[dict[str, Callable[[ClusterAccess], Awaitable[Any]]]] = {
     "topics": lambda cluster: cluster.topics(),
     "topic": lambda cluster: cluster.topic("t"),
+    "unknown_topics": lambda cluster: cluster.unknown_topics([TOPIC_ID.bytes], "cluster"),
     "leader_of": lambda cluster: cluster.leader_of("t", 0),
-    "broker_count": lambda cluster: cluster.broker_count(),
+    "broker_racks": lambda cluster: cluster.broker_racks(),
+    "reassigned": lambda cluster: cluster.reassigned(),
+    "reassign": lambda cluster: cluster.reassign({PLACE: [1, 2]}),
     "topic_configs": lambda cluster: cluster.topic_configs("t"),
     "effective_configs": lambda cluster: cluster.effective_configs(["t"]),
     "create_topic": lambda cluster: cluster.create_topic("t", 1, 1, {}),

@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from isthmus_control.model import TopicState
 from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicPartition
+from isthmus_plugins.decompression import decompressed
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_plugins.replication.link import calls
@@ -32,7 +33,7 @@ from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_response, encode_response
 from isthmus_protocol.producer_ids import is_links_own
-from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.record_codec import decode_in_steps
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 from isthmus_protocol.schema import ApiKey
 
@@ -195,7 +196,7 @@ class TimeOffsets(Part):
                 return None if part.error_code else Found(NO_OFFSET, -1)
             try:
                 for start, end, header in walk(part.records):
-                    found = self._in_batch(place, header, part.records[start:end], offset, time)
+                    found = await self._in_batch(place, header, part.records[start:end], offset, time)
                     if found is not None:
                         return found
                     offset = header.next_offset
@@ -204,7 +205,7 @@ class TimeOffsets(Part):
         self.unsure += 1
         return None
 
-    def _in_batch(
+    async def _in_batch(
         self, place: TopicPartition, header: BatchHeader, batch: memoryview, offset: int, time: int
     ) -> Found | None:
         if header.max_timestamp < time or header.next_offset <= offset:
@@ -217,9 +218,11 @@ class TimeOffsets(Part):
             fills = False
         if header.is_control:
             return Found(header.base_offset, header.max_timestamp)
-        for record in decode_records(batch):
-            if record.offset >= offset and record.timestamp >= time and not (fills and record.key == FILLER_KEY):
-                return Found(record.offset, record.timestamp)
+        for records in decode_in_steps(batch, decompressed(batch)):
+            for record in records:
+                if record.offset >= offset and record.timestamp >= time and not (fills and record.key == FILLER_KEY):
+                    return Found(record.offset, record.timestamp)
+            await asyncio.sleep(0)
         return None
 
     def _came_from_elsewhere(self, place: TopicPartition, offset: int) -> bool:

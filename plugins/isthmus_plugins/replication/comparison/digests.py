@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.decompression import decompressed, in_steps
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls
@@ -25,7 +26,7 @@ from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, is_compacted
 from isthmus_plugins.replication.offsets_topic.counting import OffsetsCount, is_compared
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
-from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.record_codec import decode_in_steps
 from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
 from isthmus_protocol.records import BatchError
 
@@ -89,20 +90,22 @@ class Verification(Part):
         if level in (CONTENTS, MARKED):
             async for batch, _, _ in read_batches(self._context, topic, partition, offset, to):
                 if level == MARKED:
-                    single.add_marked(batch, offset, to)
+                    await in_steps(single.adding_marked(batch, decompressed(batch), offset, to))
                 else:
-                    single.add(batch, from_offset=offset, to_offset=to)
+                    await in_steps(single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to))
             return Digest(single.digest().hex(), single.records, to)
         if level == RECORDS:
             read = offset
             async for batch, header, aborted in read_batches(
                 self._context, topic, partition, offset, to, read_committed=True
             ):
-                single.add(batch, from_offset=offset, to_offset=to, aborted=aborted)
+                await in_steps(
+                    single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to, aborted=aborted)
+                )
                 read = header.next_offset
             if read < to:  # beyond the last stable offset nothing was aborted yet
                 async for batch, _, _ in read_batches(self._context, topic, partition, read, to):
-                    single.add(batch, from_offset=read, to_offset=to)
+                    await in_steps(single.adding(batch, decompressed(batch), from_offset=read, to_offset=to))
             return Digest(single.digest().hex(), single.records, to)
         async for batch, header, _ in read_batches(self._context, topic, partition, offset, to):
             if header.base_offset >= offset and header.next_offset <= to:
@@ -110,7 +113,7 @@ class Verification(Part):
                 whole.update(batch_digest(batch, own_index))
                 records += 0 if header.is_control else header.record_count
             else:
-                single.add(batch, from_offset=offset, to_offset=to)
+                await in_steps(single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to))
                 whole.update(b"cut")
             size += len(batch)
             if bytes_max is not None and size >= bytes_max and header.next_offset < to:
@@ -124,7 +127,7 @@ class Verification(Part):
         start = await self._context.cluster.log_start(topic.name, partition)
         async for batch, _, aborted in read_batches(self._context, topic, partition, start, until, read_committed=True):
             if not aborted:
-                found.add(batch, start, until)
+                await in_steps(found.adding(batch, decompressed(batch), start, until))
         digest, records = found.digest(offset, to)
         return Digest(digest.hex(), records, to)
 
@@ -146,11 +149,11 @@ class Verification(Part):
                 if whole_batches:
                     at = max(start, min(at, header.base_offset))
                 if not aborted:
-                    found.add(batch, first, at)
+                    await in_steps(found.adding(batch, decompressed(batch), first, at))
                 digests.append((at, found.total.hex()))
                 first = max(first, at)
             if not aborted:
-                found.add(batch, first)
+                await in_steps(found.adding(batch, decompressed(batch), first))
         return digests + [(at, found.total.hex()) for at in offsets[len(digests) :]]
 
     async def may_be_gone(self, topic: str, partition: int, offset: int) -> bool:
@@ -167,9 +170,11 @@ class Verification(Part):
             ):
                 if header.is_control or aborted:
                     continue
-                for record in decode_records(batch):
-                    if record.offset == offset and record.key is not None and record.value is not None:
-                        return False
+                for records in decode_in_steps(batch, decompressed(batch)):
+                    for record in records:
+                        if record.offset == offset and record.key is not None and record.value is not None:
+                            return False
+                    await asyncio.sleep(0)
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(str(error)) from error
         return await self._context.cluster.last_stable_offset(topic, partition) > offset

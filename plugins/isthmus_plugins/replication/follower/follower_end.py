@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -18,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from isthmus_control.commands import DoubtDeletions, PartitionOffset, TruncateProvenance
 from isthmus_control.control_state import ControlState, changed_keys
 from isthmus_control.lookup import Counterpart
-from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
+from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
@@ -33,6 +34,7 @@ from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part, not_joined
+from isthmus_plugins.replication.traffic import Place, Traffic
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
@@ -57,8 +59,9 @@ EPOCH_MAX: Final = 2**31 - 1
 class FollowerEnd(Part):
     """All partitions that follow on the brokers that this proxy fronts."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, traffic: Traffic) -> None:
         self._context = context
+        self._traffic = traffic
         self._clock = context.clock
         self._tasks = Tasks("follower-end", context.supervision)
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
@@ -186,6 +189,8 @@ class FollowerEnd(Part):
             writers,
             self._clock,
         )
+        place = Place(connection.link_name, Role.FOLLOWER, topic, partition)
+        stream.count = partial(self._traffic.add, place)
         uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
         await read_position(self._context, stream, uncertain or self._clock.monotonic() < self._alone_from)
         if epochs and epochs[-1].start_offset > follower_log.end:

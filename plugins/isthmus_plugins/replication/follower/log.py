@@ -46,16 +46,18 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import ProducerState
+from isthmus_plugins.decompression import decompressed
 from isthmus_plugins.replication.link import reasons
 from isthmus_protocol import producer_ids
-from isthmus_protocol.record_codec import Marker, Run, decode_control, split_runs
+from isthmus_protocol.record_codec import Marker, decode_control
+from isthmus_protocol.record_division import Run, divided
 from isthmus_protocol.record_fillers import filler_batch
 from isthmus_protocol.records import BatchError, BatchHeader, add_sequence, restamp, walk
 
@@ -69,6 +71,9 @@ FILLER_KEY: Final = b"isthmus-filler"
 """The tombstones' key. Only read_uncommitted consumers ever see them, until the cleaner has come by."""
 FILLER_TOMBSTONES_MAX: Final = 500_000
 """So many fit a batch of a megabyte."""
+RUNS_AT_ONCE: Final = 1000
+RUNS_BYTES_AT_ONCE: Final = 8 * 1024 * 1024
+"""When so much of a batch that is taken apart waits to be written, the rest is begun again behind that."""
 BURST_BATCHES_MAX: Final = 32
 BURST_BYTES_MAX: Final = 128 * 1024
 """Bursts are for small batches: large ones keep brokers and network busy one by one."""
@@ -96,6 +101,8 @@ class Step(enum.Enum):
     """Have the topic take a batch of :attr:`FollowerLog.refused_bytes`, which is larger than it may have now."""
     TRIM = "trim"
     """Delete what is before :attr:`FollowerLog.trim_to`."""
+    DIVIDE = "divide"
+    """Take the next batch apart, a little at a time (:meth:`FollowerLog.divide`): it is large."""
     ASK_ENDED = "ask ended"
     """Ask the leader end about the transactions in :attr:`FollowerLog.doubtful`."""
     AWAIT_DECISION = "await decision"
@@ -182,6 +189,8 @@ class FollowerLog:
         "_asked_before",
         "_awaits",
         "_compacted",
+        "_dividing",
+        "_division",
         "_ended",
         "_filler_generation",
         "_filler_sequence",
@@ -227,7 +236,11 @@ class FollowerLog:
         self._awaits = awaits
         self._queue: deque[Batch] = deque()
         self._runs: deque[Run] = deque()
-        """What is left of the queue's first batch, if it cannot be stored as it is."""
+        """What comes next of the queue's first batch, if it cannot be stored as it is."""
+        self._dividing = False
+        """Whether that is to be taken apart before anything is written, or is being..."""
+        self._division: Iterator[Run | None] | None = None
+        """...and where more of them come from, then."""
         self._in_flight: list[Operation] = []
         """The operations under way: one, or a burst of appends."""
         self._last: Append | None = None
@@ -279,6 +292,11 @@ class FollowerLog:
     def queued(self) -> int:
         """Batches that wait or are under way, and what is to be filled."""
         return len(self._queue) + (self._gap_end() > self.end)
+
+    @property
+    def next_bytes(self) -> int:
+        """Size of the source's batch that is written next; 0 if none waits."""
+        return len(self._queue[0].data) if self._queue else 0
 
     @property
     def ended(self) -> bool:
@@ -388,14 +406,12 @@ class FollowerLog:
             return Step.RAISE_LIMITS
         if self.trim_to is not None:
             return Step.TRIM
+        if self._dividing:
+            return Step.DIVIDE
         has_gap = self._gap_end() > self.end
-        if self._queue and not has_gap:
-            try:
-                self._divide(self._queue[0])
-            except BatchError as error:
-                self._refuse_batch(error)
-                return Step.REPORT_END
-            has_gap = bool(self._runs) and self._gap_end() > self.end  # a hole may come first in it
+        if self._queue and not has_gap and not self._runs and self._is_to_be_divided(self._queue[0].header):
+            self._begin_dividing()
+            return self.next_step()
         if has_gap:
             return Step.ASK_ENDED if self.doubtful else Step.WRITE
         if not self._queue:
@@ -475,7 +491,11 @@ class FollowerLog:
         return operation
 
     def _refuse_batch(self, error: Exception) -> None:
-        self.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
+        message = (
+            f"the batch at offset {self.end} cannot be copied: {error}. What comes behind it is copied once the "
+            "source's log starts there (kafka-delete-records)"
+        )
+        self.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, message))
 
     def take_more(self, recent: int) -> list[Append]:
         """What may be sent right after the append that was taken, before its answer; all of it is under way then.
@@ -532,15 +552,54 @@ class FollowerLog:
             return self._runs[0].next_offset if self._runs[0].batch is None else self._runs[0].first_offset
         return self._queue[0].header.base_offset if self._queue else max(self.source_start, self.end)
 
-    def _divide(self, batch: Batch) -> None:
-        """Find the runs of a batch that cannot be stored as it is, and the holes between them."""
-        header = batch.header
-        if self._runs or (header.is_control and header.record_count):
+    def _begin_dividing(self) -> None:
+        """Take the next batch apart, if it is a small one. What a large one takes it does not hold while it waits."""
+        self._dividing = True
+        try:
+            self.divide()
+        except OSError:
+            pass  # it is tried again, by itself
+        if self._dividing:
+            self._division = None
+            self._runs.clear()
+
+    def divide(self) -> None:
+        """Take the next batch apart, for some milliseconds. One that cannot be taken apart stops the log.
+
+        Raises OSError: it cannot be now.
+        """
+        if not self._dividing:
             return
-        if self._is_to_be_divided(header):
-            self._runs.extend(split_runs(bytes(batch.data), from_offset=self.end, records_max=self._records_max))
+        if self._division is None:
+            self._division = self._divided(self._queue[0])
+        try:
+            size = sum(len(run.batch or b"") for run in self._runs)
+            for run in self._division:
+                if run is None:
+                    return
+                self._runs.append(run)
+                size += len(run.batch or b"")
+                if len(self._runs) >= RUNS_AT_ONCE or size >= RUNS_BYTES_AT_ONCE:
+                    break
+        except BatchError as error:
+            self._refuse_batch(error)
+        except OSError:
+            self._division = None
+            self._runs.clear()
+            raise
+        self._dividing, self._division = False, None
+
+    def _divided(self, batch: Batch) -> Iterator[Run | None]:
+        """The runs of a batch that cannot be stored as it is, and the holes between them."""
+        return divided(batch.data, decompressed(batch.data), from_offset=self.end, records_max=self._records_max)
+
+    def _forget_runs(self) -> None:
+        self._runs.clear()
+        self._dividing, self._division = False, None
 
     def _is_to_be_divided(self, header: BatchHeader) -> bool:
+        if header.is_control and header.record_count:
+            return False
         return not header.is_as_produced or header.base_offset < self.end
 
     def _next(self, batch: Batch) -> Operation:
@@ -769,14 +828,16 @@ class FollowerLog:
 
     def _written(self, end: int) -> None:
         """The target's log ends here, and it is ours up to there."""
+        if end != self.end:
+            self._dividing, self._division = False, None
         self.end = end
         while self._runs and self._runs[0].next_offset <= end:
             self._runs.popleft()
         while self._queue and self._queue[0].header.next_offset <= end:
             self.queued_bytes -= len(self._queue.popleft().data)
-            self._runs.clear()
+            self._forget_runs()
         if self._runs and self._runs[0].first_offset < end:
-            self._runs.clear()  # in the middle of a run: cut it anew
+            self._forget_runs()  # in the middle of a run: cut it anew
         self.accepted_end = max(self.accepted_end, end)
 
     def not_written(self) -> None:
@@ -825,7 +886,7 @@ class FollowerLog:
         """The broker finds the batch that was under way too large: send fewer records at once."""
         operation = self._landed()
         self._records_max = max(1, (operation.next_offset - operation.first_offset) // 2)
-        self._runs.clear()
+        self._forget_runs()
 
     def refused_large(self, size: int) -> None:
         """The broker finds the batch that was under way too large, and it cannot be divided: nothing is sent before
@@ -860,7 +921,7 @@ class FollowerLog:
 
     def _drop_queue(self) -> None:
         self._queue.clear()
-        self._runs.clear()
+        self._forget_runs()
         self.queued_bytes = 0
 
 

@@ -35,9 +35,12 @@ from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS
 log = logging.getLogger("isthmus_plugins.replication")
 
 SETTINGS_SPREAD_S: Final = 0.2
-"""A broker hears of a topic's new settings a moment after they were made."""
+"""A broker hears of a topic's new settings a moment after they were made. One that refuses a batch all the same has not
+heard of them yet, as a rule: it gets twice as long each time, six seconds in all."""
 RETRY_S: Final = 5.0
-"""After a trim, or a question about transactions, that failed."""
+"""After a trim, a question about transactions, or the taking apart of a batch, that failed."""
+DIVIDING_AT_ONCE: Final = 2
+"""Large batches that are taken apart at the same time: each costs a core, a thread and some megabytes."""
 EPOCHS_AT_ONCE: Final = 1000
 """In one command of the control log, which must stay below a record's size."""
 
@@ -61,6 +64,7 @@ class Prerequisites:
         self._proceed = proceed
         self._resumed = resumed
         self._limits_raised = limits_raised
+        self._dividing = asyncio.Semaphore(DIVIDING_AT_ONCE)
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
 
@@ -77,6 +81,8 @@ class Prerequisites:
                 self._start_once(stream, step, self._uncompact)
             case Step.RAISE_LIMITS:
                 self._start_once(stream, step, self._raise_limits)
+            case Step.DIVIDE:
+                self._start_once(stream, step, self._divide)
             case Step.TRIM:
                 self._start_once(stream, step, self._trim)
             case Step.ASK_ENDED:
@@ -171,6 +177,18 @@ class Prerequisites:
                 )
                 await asyncio.sleep(RETRY_S)
 
+    async def _divide(self, stream: FollowerStream) -> None:
+        """Take a large batch apart while the loop does everything else."""
+        async with self._dividing:
+            while stream.follower_log.next_step() is Step.DIVIDE:
+                try:
+                    stream.follower_log.divide()
+                    await asyncio.sleep(0)
+                except OSError as error:
+                    why = f"the batch at offset {stream.follower_log.end} cannot be taken apart now: {error}"
+                    stream.trouble = StopReason(ReasonCode.INTERNAL_ERROR, why)
+                    await asyncio.sleep(RETRY_S)
+
     async def _trim(self, stream: FollowerStream) -> None:
         """Delete what the source has expired: a follower has no retention of its own."""
         follower_log = stream.follower_log
@@ -248,7 +266,7 @@ class Prerequisites:
                     self._limits_raised(stream.topic, needed)
                     await cluster.alter_topic_configs(stream.topic, needed)
                     log.warning("limits of batches raised", extra={"topic": stream.topic, "settings": needed})
-                await asyncio.sleep(SETTINGS_SPREAD_S)
+                await asyncio.sleep(SETTINGS_SPREAD_S * 2 ** max(0, stream.refusals - 1))
                 follower_log.takes_large()
             except (BrokerUnavailable, KafkaRefused) as error:
                 why = str(error)

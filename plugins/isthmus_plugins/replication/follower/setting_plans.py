@@ -27,7 +27,7 @@ async def note_refused(
     """
     cluster = context.cluster
     defaults = await cluster.topic_configs(CONTROL_TOPIC)
-    brokers = await cluster.broker_count()
+    brokers = len(await cluster.broker_racks())
     created: dict[str, tuple[TopicPlan, NewTopic]] = {}
     for plan in plans:
         source = sources.get(plan.topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from isthmus_plugins.cluster import TopicPartition
@@ -10,6 +11,7 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Step, StopReason
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import Peer
+from isthmus_plugins.replication.traffic import uncounted
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 
 DECISION_LATE_S: Final = 1.0
@@ -45,6 +47,7 @@ class FollowerStream:
         "closed",
         "confirmed_before",
         "connection",
+        "count",
         "end_age_ms",
         "end_age_noted",
         "end_seen_at",
@@ -91,6 +94,8 @@ class FollowerStream:
         self.broker_id = broker_id
         self.follower_log = follower_log
         self.writers = writers
+        self.count: Callable[[int, int], None] = uncounted
+        """Called with the batches and bytes that are appended."""
         self.confirmed_before = 0
         """The furthest that streams of the topic before this one have confirmed."""
         self.found_end: int | None = None
@@ -154,7 +159,12 @@ class FollowerStream:
         return self.end_age_ms / 1000 + self._clock.monotonic() - self.end_age_noted if self.lag else 0.0
 
     def note_source_end(self, end: int, age_ms: int) -> None:
-        """The leader end says where the source's log ends, and how old the oldest record is that is not here."""
+        """The leader end says where the source's log ends, and how old the oldest record is that is not here.
+
+        Records may come later than what was said after they were sent; the log of a stream never becomes shorter.
+        """
+        if self.knows_end and end < self.follower_log.source_end:
+            return
         self.follower_log.source_end, self.knows_end = end, True
         self.end_age_ms, self.end_age_noted = age_ms, self._clock.monotonic()
 

@@ -34,7 +34,8 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.follower import topic_plans
+from isthmus_plugins.replication.follower import replica_plans, topic_plans
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
 from isthmus_plugins.replication.link import calls, reasons
@@ -42,12 +43,15 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
+NEW_SAID_S: Final = 8.0
+"""The leader end says it again more often than that, as long as it is connected."""
 IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
 AT_ONCE: Final = 200
@@ -80,8 +84,9 @@ class _Prepared(NamedTuple):
 class FollowerTopics(Part):
     """What this cluster's topics in follower namespaces are and become."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, replicas: FollowerReplicas) -> None:
         self._context = context
+        self._replicas = replicas
         self._preparing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """By link and topic of the source."""
         self._led: dict[str, frozenset[str]] = {}
@@ -90,6 +95,10 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
+        self._new: dict[tuple[LinkConnection, str], float] = {}
+        """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
+        self._holds_new: dict[LinkConnection, float] = {}
+        """The same of topics to come."""
         self.settings = FollowerSettings(context)
 
     # ---- the leader end's call ----
@@ -104,16 +113,18 @@ class FollowerTopics(Part):
 
         Many at once: what they ask of brokers, and record, goes together.
         """
+        self._note_new(connection, question)
         link_name = connection.link_name
         await self._sources_seen(link_name, frozenset(question.all))
         self._sources_truncating(link_name, question.truncating)
         topics = await self._context.cluster.topics_named(self._locals(link_name, question.topics))
         found = await self.settings.read(link_name, question.topics, topics)
+        brokers = await self._replicas.brokers()
         left, answered = iter(question.topics), dict[str, _Prepared]()
 
         async def prepare_some() -> None:
-            for wanted in left:
-                answered[wanted.topic] = await self._prepared(link_name, wanted, topics, found)
+            for said in left:
+                answered[said.topic] = await self._prepared(link_name, said, brokers, topics, found)
 
         await asyncio.gather(*(prepare_some() for _ in range(min(AT_ONCE, len(question.topics)))))
         changed = [each.local for each in answered.values() if each.changed and each.local is not None]
@@ -128,9 +139,15 @@ class FollowerTopics(Part):
         return {counterpart.local_name for counterpart in found if counterpart is not None}
 
     async def _prepared(
-        self, link_name: str, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo], found: Found
+        self,
+        link_name: str,
+        said: calls.WantedTopic,
+        brokers: int,
+        topics: Mapping[str, TopicInfo],
+        found: Found,
     ) -> _Prepared:
         """What became of one topic. ``topics``, ``found``: what the cluster has, and of settings."""
+        wanted = replica_plans.as_wished(self._context.control.state.links.get(link_name), said, brokers)
         turn = self._preparing.setdefault((link_name, wanted.topic), asyncio.Lock())
         waits = turn.locked()  # another proxy of the source has asked, too
         async with turn:
@@ -139,9 +156,11 @@ class FollowerTopics(Part):
                     topics = await self._context.cluster.topics_named(self._locals(link_name, [wanted]))
                     found = await self.settings.read(link_name, [wanted], topics)
                 local, changed = await self._prepare(link_name, wanted, topics)
+                self._replicas.said(local, said.replication_factor, said.in_sync_min)
                 refused = self.settings.refused.get(local) if changed else None
                 if wanted.configs is not None and local in topics:
-                    refused = await self.settings.follow(wanted.configs, topics[local], found)
+                    existing = self._replicas.in_place(topics[local])
+                    refused = await self.settings.follow(wanted.configs, existing, found)
             except Refusal as refusal:
                 self._refused(link_name, wanted.topic, refusal)
                 return _Prepared(None, False, refusal.code, str(refusal))
@@ -153,6 +172,33 @@ class FollowerTopics(Part):
         self.refused.pop(local, None)
         code, amiss = (None, None) if refused is None else (refused.code, refused.message)
         return _Prepared(local, changed, code, amiss, self.settings.filling(local))
+
+    def _note_new(self, connection: LinkConnection, question: calls.PrepareTopics) -> None:
+        now, lookup = self._context.clock.monotonic(), self._context.control.state.lookup
+        self._holds_new[connection] = now if question.holds_new else float("-inf")
+        for wanted in question.topics:
+            counterpart = lookup.local(connection.link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
+            key = connection, "" if counterpart is None else counterpart.local_name
+            if wanted.from_first:
+                self._new[key] = now
+            else:
+                self._new.pop(key, None)
+
+    def connection_lost(self, connection: LinkConnection) -> None:
+        """What the source said of acks is true no longer."""
+        self._holds_new.pop(connection, None)
+        self._new = {key: said for key, said in self._new.items() if key[0] is not connection}
+
+    def is_new(self, topic: str) -> bool:
+        """Whether the source said just now that acks of a topic's new partitions wait from their first record on."""
+        since = self._context.clock.monotonic() - NEW_SAID_S
+        return any(said > since for (_, name), said in self._new.items() if name == topic)
+
+    def holds_new(self, link_name: str) -> bool:
+        """Whether all proxies of the source said just now that acks of topics to come wait for this cluster."""
+        since = self._context.clock.monotonic() - NEW_SAID_S
+        told = [said for connection, said in self._holds_new.items() if connection.link_name == link_name]
+        return bool(told) and min(told) > since
 
     def _sources_truncating(self, link_name: str, source_topics: Sequence[str]) -> None:
         """Show why topics wait whose source's topic is not whole, or not even there, for now."""
@@ -172,6 +218,13 @@ class FollowerTopics(Part):
     def source_is_gone(self, record: FollowerTopic) -> bool:
         """Whether the source has no such topic (any more), as far as it has reported."""
         return record.link in self._led and record.source_topic not in self._led[record.link]
+
+    def source_may_be_deleted(self, record: FollowerTopic) -> bool:
+        """Whether the source has no topic of that name any more, or another one, as far as it has reported."""
+        refused = self.refused.get(record.topic)
+        return self.source_is_gone(record) or (
+            refused is not None and refused.code == ReasonCode.SOURCE_TOPIC_ID_CHANGED
+        )
 
     async def _sources_seen(self, link_name: str, led: frozenset[str]) -> None:
         """Note what the source has, and forget topics that neither side has any more."""
@@ -220,6 +273,8 @@ class FollowerTopics(Part):
         local = counterpart.local_name
         record = state.follower_topics.get(local)
         existing = topics.get(local)
+        if record is not None and record.deleting and record.source_topic_id == wanted.topic_id:
+            raise Refusal(ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED, f"{local} is being deleted, as {source_topic} was")
         match topic_plans.next_step(record, link_name, existing):
             case Step.GO_ON:
                 assert record is not None
@@ -271,14 +326,21 @@ class FollowerTopics(Part):
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)
         self.settings.made(local)
-        cluster = self._context.cluster
-        factor = min(wanted.replication_factor, await cluster.broker_count())
-        topic_id = await self._create_with(
-            NewTopic(local, wanted.partitions, factor, await self.settings.wanted(local, wanted.configs or {}, factor))
-        )
+        try:
+            topic_id = await self._create_replicated(wanted, local, wanted.replication_factor)
+        except KafkaRefused as error:
+            # Where the cluster has had more brokers than it has now; those that are away and known to it count.
+            alive = len(await self._context.cluster.broker_racks())
+            if error.error_code != INVALID_REPLICATION_FACTOR or alive >= wanted.replication_factor:
+                raise
+            topic_id = await self._create_replicated(wanted, local, alive)
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
         await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
+
+    async def _create_replicated(self, wanted: calls.WantedTopic, local: str, factor: int) -> bytes:
+        configs = await self.settings.wanted(local, wanted.configs or {}, factor)
+        return await self._create_with(NewTopic(local, wanted.partitions, factor, configs))
 
     async def _create_with(self, topic: NewTopic) -> bytes:
         """Create a topic, without those of its settings that the brokers refuse; its id."""
@@ -296,9 +358,7 @@ class FollowerTopics(Part):
 
     async def _lose(self, agreed: TopicInfo) -> None:
         """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
-        now = await self._context.cluster.topic(agreed.name)
-        if now is not None and now.topic_id == agreed.topic_id:
-            await self._context.cluster.delete_topic(agreed.name)
+        await self._context.cluster.delete_topic_id(agreed.topic_id)
 
     async def _adopt_or_refuse(
         self,

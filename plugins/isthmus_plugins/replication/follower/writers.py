@@ -20,6 +20,7 @@ from isthmus_plugins.cluster import (
     TopicPartition,
     TransactionMarkers,
 )
+from isthmus_plugins.decompression import decompressed
 from isthmus_plugins.observers import LinkAppended
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower.log import Append, LogState, Mark, Operation, StopReason
@@ -49,7 +50,7 @@ from isthmus_protocol.error_codes import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
-from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.record_codec import decode_in_steps
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -58,6 +59,10 @@ WRITERS_PER_BROKER: Final = 4
 PATIENCE_S: Final = 0.02
 """A request that takes longer is passed by: some in-sync replica may be slow."""
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
+LARGE_BYTES: Final = 1024 * 1024
+"""A larger batch goes in a request of its own: those of other partitions would be answered when it is."""
+LARGE_AT_ONCE: Final = WRITERS_PER_BROKER - 1
+"""One connection is left for the others."""
 PRODUCE_TIMEOUT_MS: Final = 30_000
 REFUSALS_MAX: Final = 5
 """A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
@@ -137,6 +142,11 @@ class Writers:
         """Whether some request is under way."""
         return any(writer.busy for writer in self._writers)
 
+    @property
+    def large(self) -> int:
+        """How many requests with a large batch are under way."""
+        return sum(writer.large for writer in self._writers)
+
     def share(self) -> None:
         """Have a writer take what is ready: at once if none is busy, else when their latest request has taken long."""
         free, began = None, float("-inf")
@@ -188,6 +198,8 @@ class Writer:
         self._under_way: list[FollowerStream] = []
         self.began = 0.0
         """When its latest request began."""
+        self.large = False
+        """Whether that has a large batch, and is under way."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.work = asyncio.Event()
@@ -254,6 +266,9 @@ class Writer:
         for stream in list(self._writers.ready):
             if size >= REQUEST_BYTES_MAX:
                 break
+            large = stream.follower_log.next_bytes > LARGE_BYTES
+            if large and (writes or self._writers.large >= LARGE_AT_ONCE):
+                continue
             producer_id = stream.follower_log.transaction_of
             if producer_id is not None and transaction_of not in (None, producer_id):
                 continue  # a request holds transactional batches of one producer
@@ -275,6 +290,9 @@ class Writer:
                 size += sum(len(append.data) for append in appends)
                 if operation.transactional:
                     transaction_of = producer_id
+            if large and writes:
+                self.large = True
+                break
         return bool(writes)
 
     async def _write(self, writes: Writes) -> None:
@@ -353,6 +371,7 @@ class Writer:
 
     def _drained(self) -> None:
         streams, self._under_way = self._under_way, []
+        self.large = False
         self._idle.set()
         for stream in streams:
             self._end.proceed(stream)
@@ -366,7 +385,9 @@ class Writer:
         elif refused is None:
             if isinstance(written, list):
                 follower_log.appended(*(result.base_offset for result in results))
-                self._end.bytes_appended += sum(len(append.data) for append in written)
+                size = sum(len(append.data) for append in written)
+                self._end.bytes_appended += size
+                stream.count(len(written), size)
             else:
                 follower_log.marked()
             if follower_log.state is not LogState.DIVERGED:
@@ -462,4 +483,5 @@ class Writer:
 
 def _is_keyless(operation: Append) -> bool:
     """Whether some record of a batch has no key."""
-    return any(record.key is None for record in decode_records(operation.data))
+    parts = decode_in_steps(operation.data, decompressed(operation.data))
+    return any(record.key is None for records in parts for record in records)

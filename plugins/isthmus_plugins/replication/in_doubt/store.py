@@ -38,7 +38,7 @@ from isthmus_plugins.replication.link.features import DECISIONS_IN_PART
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.tasks import Tasks
-from isthmus_protocol.error_codes import TOPIC_ALREADY_EXISTS
+from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR, TOPIC_ALREADY_EXISTS
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import MAGIC, BatchHeader, whole_header
@@ -422,7 +422,15 @@ class TransactionStore(Part):
         return topic
 
     async def _create(self) -> None:
-        factor = min(REPLICATION_FACTOR, await self._context.cluster.broker_count())
+        try:
+            await self._create_replicated(REPLICATION_FACTOR)
+        except KafkaRefused as error:
+            alive = len(await self._context.cluster.broker_racks())
+            if error.error_code != INVALID_REPLICATION_FACTOR or alive >= REPLICATION_FACTOR:
+                raise
+            await self._create_replicated(alive)
+
+    async def _create_replicated(self, factor: int) -> None:
         configs = {
             "cleanup.policy": "compact",
             "segment.bytes": str(64 * 1024 * 1024),  # what stands in the newest one is not compacted

@@ -3,5 +3,5 @@
 Nouns: stream (one partition, pushed over one connection), tail (the reads of one broker), target topic, doubt
 (deletions may be missing).
 
-Builds on: comparison, link, logs, offsets_topic, partitions.
+Builds on: comparison, link, logs, offsets_topic, partitions, traffic.
 """

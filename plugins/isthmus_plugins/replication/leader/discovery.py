@@ -13,7 +13,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
-from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
+from isthmus_plugins.replication.leader.target_topics import HoldsFromFirst, PreparedTopic, TargetTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -30,19 +30,29 @@ Topics: TypeAlias = Mapping[str, TopicInfo]
 class Discovery:
     """What of this cluster is to be pushed over links, as of the latest look at its topics."""
 
-    def __init__(self, context: PluginContext, peers: LinkPeers, found: Callable[[Topics], None]) -> None:
+    def __init__(
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        found: Callable[[Topics], None],
+        holds_from_first: HoldsFromFirst,
+    ) -> None:
         """``found`` is called after each look, with the topics of the cluster; none where this proxy leads nothing."""
         self._context = context
         self._found = found
         self._tasks = Tasks("discovery", context.supervision)
         self._changed = asyncio.Event()
         self._configs = SourceConfigs(context, self.wake)
-        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
+        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake, holds_from_first)
         self._error: str | None = None
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.topic_ids: dict[str, bytes] = {}
         """Of the topics of those."""
+        self.topics: Topics = {}
+        """All of the cluster, as of the last look."""
+        self.looks = 0
+        """How often they were looked at."""
         self.leader_epochs: dict[TopicPartition, int] = {}
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
         self.leaders: dict[TopicPartition, int] = {}
@@ -100,6 +110,7 @@ class Discovery:
         if leading:
             topics = await self._context.cluster.topics()
             self._find(leading, topics)
+            self.topics, self.looks = topics, self.looks + 1
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()

@@ -15,6 +15,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import OffsetsCopy, Role
@@ -29,6 +30,7 @@ from isthmus_plugins.replication.leader.ends_seen import EndsSeen
 from isthmus_plugins.replication.leader.lag_without_stream import LagWithoutStream
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
+from isthmus_plugins.replication.leader.target_topics import HoldsFromFirst
 from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -39,6 +41,7 @@ from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.traffic import Place, Traffic
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -68,8 +71,9 @@ class Stopped(NamedTuple):
 class LeaderEnd(Part):
     """All partitions that are led over links on the brokers that this proxy fronts."""
 
-    def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification) -> None:
+    def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification, traffic: Traffic) -> None:
         self._context = context
+        self._traffic = traffic
         self._clock = context.clock
         self._peers = peers
         self._verification = verification
@@ -85,7 +89,8 @@ class LeaderEnd(Part):
         """By partition and topic id."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LinkPartition, Stopped] = {}
-        self.discovery = Discovery(context, peers, self._reconcile)
+        self.discovery = Discovery(context, peers, self._reconcile, lambda *asked: self.holds_from_first(*asked))
+        self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
         self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = not_joined
@@ -204,6 +209,7 @@ class LeaderEnd(Part):
             del self._streams[stream.key]
             self.lag_without_stream.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
+        stream.connection.drop_stream(stream.stream_id)
         stream.closed()
         tail = self._tails.get((stream.broker_id, stream.key.link))
         if tail is not None:
@@ -251,6 +257,7 @@ class LeaderEnd(Part):
             self._copy(key),
             self._tombstone_windows.setdefault((key, topic.topic_id), TombstoneWindow()),
         )
+        stream.count = partial(self._traffic.add, Place(key.link, Role.LEADER, key.topic, key.partition))
         self._opening.add(key)
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._open_or_say_why(stream))
 

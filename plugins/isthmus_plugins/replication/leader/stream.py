@@ -13,6 +13,7 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.traffic import uncounted
 
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
@@ -25,7 +26,10 @@ peer is, the more. The follower end holds no more of it (and of one more read)."
 STREAM_BYTES_PER_S: Final = 100 * 1024 * 1024
 """What a stream can carry over any distance, until it has the most in flight."""
 PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The same of all streams over one connection."""
+"""The same of all streams over one connection. A stream may have its share all the same: large batches of others are
+long on their way, and clients of this one may wait for its acks."""
+SHARE_BYTES: Final = 32 * 1024
+"""That share, and what is read of a busy stream at a time while others have too much on their way."""
 SEEN_INTERVAL_S: Final = 0.05
 """The age of what the follower lacks is known to this."""
 STABLES_MAX: Final = 32
@@ -46,7 +50,7 @@ class Wait(enum.Enum):
     """Why a stream is read no further: the first of these that holds."""
 
     PEER = "peer"
-    """Too much is on its way, or the connection takes no more."""
+    """Too much is on its way."""
     DECISION = "decision"
     """What comes next waits for the decision of its transaction."""
     DELETIONS = "deletions"
@@ -87,6 +91,7 @@ class LeaderStream:
         "compacted",
         "connection",
         "copy",
+        "count",
         "doubted",
         "doubting",
         "end_seen_at",
@@ -138,6 +143,8 @@ class LeaderStream:
         self.copy = copy
         """The form in which an offsets topic leaves; None for any other topic."""
         self.tombstone_window = TombstoneWindow() if tombstone_window is None else tombstone_window
+        self.count: Callable[[int, int], None] = uncounted
+        """Called with the batches and bytes that are sent."""
         self.doubted = 0
         """The follower knows that deletions may be missing before this."""
         self.doubting = False
@@ -189,11 +196,17 @@ class LeaderStream:
     def wanted(self) -> FetchPartition:
         """What is to be read next; the same object as long as it is the same."""
         wanted = self._wanted
-        if wanted is None or wanted.offset != self.next_offset:
+        bytes_max = SHARE_BYTES if self.busy and self._clogged else PARTITION_BYTES_MAX
+        if wanted is None or (wanted.offset, wanted.bytes_max) != (self.next_offset, bytes_max):
             wanted = self._wanted = FetchPartition(
-                self.topic_id, self.key.partition, self.next_offset, PARTITION_BYTES_MAX, self.leader_epoch
+                self.topic_id, self.key.partition, self.next_offset, bytes_max, self.leader_epoch
             )
         return wanted
+
+    @property
+    def _clogged(self) -> bool:
+        """Whether the streams of the connection have as much on their way as they may, or the peer takes no more."""
+        return self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX or not self.connection.writable
 
     def opened(self, end_offset: int) -> None:
         self.next_offset = self.acked = self.read_from = end_offset
@@ -261,6 +274,7 @@ class LeaderStream:
         self._in_flight.append((next_offset, size, self._clock.monotonic()))
         self.in_flight_bytes += size
         self.flow.in_flight_bytes += size
+        self.count(1, size)
 
     def sent_at(self, end_offset: int) -> float | None:
         """When the oldest was sent that the follower has with ``end_offset``; None: nothing was."""
@@ -284,11 +298,8 @@ class LeaderStream:
     @property
     def wait(self) -> Wait | None:
         """Why it is read no further for now; None: it is."""
-        if (
-            self.in_flight_bytes >= self.flow.stream_bytes_max
-            or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
-            or not self.connection.writable
-        ):
+        in_flight = self.in_flight_bytes
+        if in_flight >= self.flow.stream_bytes_max or (in_flight >= SHARE_BYTES and self._clogged):
             return Wait.PEER
         if self.undecided:
             return Wait.DECISION

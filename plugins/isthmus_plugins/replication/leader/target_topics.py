@@ -29,6 +29,9 @@ MADE_AT_ONCE: Final = 100
 """Topics in one call that the target may have to make."""
 CALLS_AT_ONCE: Final = 3
 """The next ones are being made while the target waits for the leaders of those before."""
+HoldsFromFirst: TypeAlias = Callable[[str, TopicInfo | None], bool]
+"""Whether acks of some partitions of a topic, or (None) of topics to come, wait for a link from their first record on,
+and are not known to be level yet."""
 NOT_READY: Final = calls.PreparedTopic(False)
 """Of a topic that the target says nothing of."""
 
@@ -54,15 +57,15 @@ class PreparedTopic(NamedTuple):
 class _Preparing:
     """What is known of the target's topics of one link, and the calls that ask."""
 
-    __slots__ = ("all_due_at", "asked", "configured", "connection", "due_at", "ends", "every", "running", "sent")
+    __slots__ = ("all_due_at", "asked", "configured", "connection", "due_at", "ends", "running", "sent", "told")
 
     def __init__(self) -> None:
         self.running = False
         self.connection: LinkConnection | None = None
         self.asked: dict[str, object] = {}
         """By topic: as what the target was asked for it last."""
-        self.every: list[str] | None = None
-        """All led topics, as it was told last."""
+        self.told: tuple[list[str], bool] = [], False
+        """All led topics, and whether acks of topics to come wait for it, as it was told last."""
         self.due_at = 0.0
         """When it is asked again for those that are not ready, or not led, although nothing changed here."""
         self.all_due_at = 0.0
@@ -82,7 +85,13 @@ class TargetTopics:
     """Of all links: what the follower ends said last of the topics that this cluster leads."""
 
     def __init__(
-        self, context: PluginContext, peers: LinkPeers, configs: SourceConfigs, tasks: Tasks, wake: Callable[[], None]
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        configs: SourceConfigs,
+        tasks: Tasks,
+        wake: Callable[[], None],
+        holds_from_first: HoldsFromFirst,
     ) -> None:
         """``wake`` is called when a target has answered."""
         self._context = context
@@ -91,6 +100,7 @@ class TargetTopics:
         self._configs = configs
         self._tasks = tasks
         self._wake = wake
+        self._holds_from_first = holds_from_first
         self._preparing: dict[str, _Preparing] = {}
         self.prepared: dict[tuple[str, str], PreparedTopic] = {}
         """By link and topic."""
@@ -108,7 +118,11 @@ class TargetTopics:
             return
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
-        asked = {name: (mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()}
+        told = every, self._holds_from_first(link_name, None)
+        asked = {
+            name: (mapping, info.topic_id, len(info.partitions), self._holds_from_first(link_name, info))
+            for name, (mapping, info) in wanted.items()
+        }
         now = self._clock.monotonic()
         due = [
             name
@@ -118,9 +132,9 @@ class TargetTopics:
         if now >= preparing.due_at:
             due += [name for name in wanted if not self._is_led(link_name, name)]
         others = now >= preparing.all_due_at
-        if not due and not others and every == preparing.every:
+        if not due and not others and told == preparing.told:
             return
-        preparing.asked, preparing.every = dict(asked), every
+        preparing.asked, preparing.told = dict(asked), told
         preparing.running = True
         self._tasks.start(
             f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, set(due), others)
@@ -144,7 +158,7 @@ class TargetTopics:
         others: bool,
     ) -> None:
         """Ask for what is ``due``, some in one call, and for all ``others`` in one."""
-        every = preparing.every or []
+        every, _ = preparing.told
         try:
             links, led = self._context.control.state.links, frozenset(every)
             for link, topic in list(self.prepared):
@@ -191,6 +205,7 @@ class TargetTopics:
             tuple(request for request in requests if request.topic not in truncating),
             tuple(every),
             tuple(name for name in every if name in truncating),
+            self._holds_from_first(link_name, None) or None,
         )
         answer = await connection.call(question, PREPARE_TIMEOUT_S)
         for request in requests:
@@ -267,6 +282,8 @@ class TargetTopics:
                 info.replication_factor,
                 predecessors(self._context, info) or None,
                 sent[name],
+                from_first=self._holds_from_first(link_name, info) or None,
+                in_sync_min=_in_sync_min(self._configs.of(info) or {}),
             )
             for name, (mapping, info) in wanted.items()
         ]
@@ -282,3 +299,8 @@ def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predece
     """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first."""
     chain = context.control.state.predecessors(info.name, str(uuid.UUID(bytes=info.topic_id)))
     return tuple(calls.Predecessor(each.former, each.successor, each.offsets) for each in chain)
+
+
+def _in_sync_min(configs: Mapping[str, str]) -> int | None:
+    value = configs.get("min.insync.replicas")
+    return None if value is None else int(value)

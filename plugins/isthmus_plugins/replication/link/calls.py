@@ -18,6 +18,7 @@ from isthmus_control.model import (
     LinkSettings,
     NamespaceMapping,
     OffsetsForm,
+    OnSourceDelete,
     OnSourceLoss,
     ResourceType,
     Role,
@@ -237,6 +238,7 @@ class Attach(Question[Done]):
     truncate_topic_ids: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
     """The topics that the operator agreed to lose."""
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
 
     @classmethod
     def other_end(cls, mapping: NamespaceMapping) -> Attach:
@@ -252,7 +254,9 @@ class AlterMapping(Question[Done]):
 
     type: ResourceType
     local: str
-    on_source_loss: OnSourceLoss
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
+    """None: as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +400,26 @@ class WantedTopic:
     configs: Mapping[str, str] | None = field(default=None, metadata=LEFT_OUT)
     """Where they changed, or the target may have to make the topic."""
     to_fill: ToFill | None = field(default=None, metadata=LEFT_OUT)
+    from_first: bool | None = field(default=None, metadata=LEFT_OUT)
+    """The link is synchronous, and acks of new partitions of it wait from their first record on."""
+    in_sync_min: int | None = field(default=None, metadata=LEFT_OUT)
+    """Its ``min.insync.replicas``; None: not read yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopicsAnswer:
+    """Those of the topics that were deleted for certain, by id."""
+
+    topic_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopics(Question[DeletedTopicsAnswer]):
+    """Ask the source which of these topics of it (by id) were deleted: not made anew, and not just out of sight."""
+
+    METHOD = "deleted_topics"
+
+    topic_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +462,8 @@ class PrepareTopics(Question[PrepareTopicsAnswer]):
     """Every led topic of the link, also those that other proxies push."""
     truncating: tuple[str, ...] = ()
     """Those of the source that are being truncated."""
+    holds_new: bool | None = field(default=None, metadata=LEFT_OUT)
+    """The link is synchronous, and acks of topics to come wait from their first record on."""
 
 
 class LastBatch(NamedTuple):
@@ -1111,6 +1137,36 @@ class AcknowledgeSourceLosses(Question[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOutName:
+    """See :class:`isthmus_control.left_out.LeftOut`; in the names of the source."""
+
+    type: ResourceType
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutAnswer:
+    names: tuple[LeftOutName, ...] = ()
+    more: int = 0
+    """So many more there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut(Question[LeftOutAnswer]):
+    """The follower asks what the source's namespaces hold and the link leaves out.
+
+    ``type``, ``local`` and ``remote``: also a pair of namespaces that is to be attached, by the names of who is asked.
+    """
+
+    METHOD = "left_out"
+
+    type: ResourceType | None = None
+    local: str | None = None
+    remote: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AnyOfLinks:
     """See :class:`~isthmus_plugins.links.AnyOf`."""
 
@@ -1131,6 +1187,7 @@ class SyncSaid:
     degraded_since_ms: int | None = field(default=None, metadata=LEFT_OUT)
     reason: str | None = field(default=None, metadata=LEFT_OUT)
     message: str | None = field(default=None, metadata=LEFT_OUT)
+    from_first: bool | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

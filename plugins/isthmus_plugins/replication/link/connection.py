@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import ssl
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
@@ -25,10 +25,12 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import features, reasons
 from isthmus_plugins.replication.link.call_codec import A, Answering, MalformedCall, Question, answer_to, to_wire
-from isthmus_plugins.replication.link.congestion import CongestionControl
+from isthmus_plugins.replication.link.congestion import CongestionControl, keep_little_unsent
+from isthmus_plugins.replication.link.outgoing import Outgoing
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
+from isthmus_protocol.link_pieces import PIECE_BYTES, Reassembly
 from isthmus_protocol.wire import MalformedFrame
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -39,6 +41,9 @@ SILENCE_MAX_S: Final = 8.0
 """A peer that says nothing for so long is taken for dead: several lost heartbeats, less than a client's time-out."""
 CALL_TIMEOUT_S: Final = 30.0
 WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
+"""More that waits to be written means that the peer does not keep up, until a quarter of it is left."""
+WRITTEN_AHEAD_BYTES: Final = PIECE_BYTES
+"""What the transport may hold beyond what the system takes: all of that comes before a frame that is sent next."""
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 INVALID_REQUEST: Final = "INVALID_REQUEST"
@@ -155,7 +160,12 @@ class LinkConnection(asyncio.Protocol):
         self._ended = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._gathered: list[bytes | memoryview] | None = None
-        """Frames that are written together in a moment."""
+        """Small frames that are written together in a moment."""
+        self._gathered_bytes = 0
+        self._outgoing = Outgoing()
+        """What waits until the transport takes more, or for what was gathered."""
+        self._full = False
+        """Whether the transport takes no more for now."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
         self._accept = accept
@@ -167,6 +177,7 @@ class LinkConnection(asyncio.Protocol):
         self._hello: dict[str, Any] = dict(hello or {})
         self._challenge: dict[str, Any] = {}
         self._splitter = link.Splitter()
+        self._reassembly = Reassembly()
         self._tasks = Tasks("link-connection", supervision)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
@@ -224,8 +235,10 @@ class LinkConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self.keep_steady = CongestionControl(transport.get_extra_info("socket")).keep_steady
+        self._transport.set_write_buffer_limits(high=WRITTEN_AHEAD_BYTES)
+        connected = transport.get_extra_info("socket")
+        keep_little_unsent(connected)
+        self.keep_steady = CongestionControl(connected).keep_steady
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out)
         if self.dialled:
@@ -279,6 +292,9 @@ class LinkConnection(asyncio.Protocol):
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
+        while not self._disconnected.is_set() and (parts := self._outgoing.take()):
+            self._transport.writelines(parts)
+        self._outgoing, self._reassembly = Outgoing(), Reassembly()
         self._transport.close()
         # A peer that is stuck takes nothing more: what is queued for it must not stay in memory.
         asyncio.get_running_loop().call_later(FLUSH_TIMEOUT_S, self._transport.abort)
@@ -314,6 +330,10 @@ class LinkConnection(asyncio.Protocol):
     def _take(self, kind: MessageType, body: memoryview) -> None:
         if not self.ready.done():
             self._shake_hands(kind, link.decode_json(body))
+        elif kind is MessageType.PIECE:
+            whole = self._reassembly.add(body)
+            if whole is not None:
+                self._take(*whole)
         elif kind is MessageType.APPEND:
             self.receiver.on_append(self, link.decode_append(body))
         elif kind is MessageType.APPENDED:
@@ -332,13 +352,25 @@ class LinkConnection(asyncio.Protocol):
         else:
             raise MalformedFrame(f"{kind.name} after the handshake")
 
-    def send(self, *parts: bytes | memoryview) -> None:
-        """Queue one frame, given in parts."""
-        if self._gathered is not None:
+    def send(self, *parts: bytes | memoryview, in_order: bool = False) -> None:
+        """Queue one frame, given in parts. ``in_order``: no records that are sent after it come before it."""
+        if self.lost:
+            return
+        size = sum(map(len, parts))
+        if self._full or self._outgoing.queued_bytes or max(size, self._gathered_bytes) > PIECE_BYTES:
+            self._outgoing.put(parts, size, in_order)
+            self.writable = self.writable and self._outgoing.queued_bytes <= WRITE_HIGH_WATER_BYTES
+            self._write_on()
+        elif self._gathered is not None:
             self._gathered += parts
-        elif not self.lost:
-            self._last_sent = self._clock.monotonic()
-            self._transport.writelines(parts)
+            self._gathered_bytes += size
+        else:
+            self._write(parts)
+
+    def drop_stream(self, stream: int) -> None:
+        """What waits of a stream that has ended need not be sent any more."""
+        self._outgoing.drop(stream)
+        self._write_on()
 
     def gather(self) -> None:
         """Keep the frames that are sent from here on, until :meth:`write`: one call of the kernel for all of them."""
@@ -347,17 +379,35 @@ class LinkConnection(asyncio.Protocol):
 
     def write(self) -> None:
         """Write what was gathered."""
-        parts, self._gathered = self._gathered, None
-        if parts:
-            self.send(*parts)
+        parts, self._gathered, self._gathered_bytes = self._gathered, None, 0
+        if parts and not self.lost:
+            self._write(parts)
+        self._write_on()
+
+    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._last_sent = self._clock.monotonic()
+        self._transport.writelines(parts)
+
+    def _write_on(self) -> None:
+        """Write what waits, as far as the transport takes it. What was gathered comes before."""
+        if self._gathered is not None:
+            return
+        while not self._full and not self.lost and (parts := self._outgoing.take()):
+            self._write(parts)
+        if self.writable or self._full or self.lost:
+            return
+        if self._outgoing.queued_bytes <= WRITE_HIGH_WATER_BYTES // 4:
+            self.writable = True
+            self.receiver.on_writable(self)
 
     def pause_writing(self) -> None:
-        self.writable = False
+        self._full = True
+        if self._transport.get_write_buffer_size() > WRITE_HIGH_WATER_BYTES:  # a large frame, whole
+            self.writable = False
 
     def resume_writing(self) -> None:
-        self.writable = True
-        if not self.lost:
-            self.receiver.on_writable(self)
+        self._full = False
+        self._write_on()
 
     async def lost_within(self, seconds: float) -> bool:
         """Whether the connection ends within the next ``seconds``; returns at once when it does."""
@@ -450,6 +500,7 @@ class LinkConnection(asyncio.Protocol):
 
     def _handshake_done(self, peer: dict[str, Any]) -> None:
         self.peer = peer
+        self._outgoing.cuts = features.PIECES in self.peer_features
         self.purpose = str(self._hello.get("purpose", ""))
         self._splitter.authenticated()
         if self._timer is not None:
@@ -480,7 +531,7 @@ class LinkConnection(asyncio.Protocol):
         result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = result
         call = {"id": call_id, "method": question.METHOD, "params": to_wire(question)}
-        self.send(link.encode_json(MessageType.CALL, call))
+        self.send(link.encode_json(MessageType.CALL, call), in_order=question.IN_ORDER)
 
         async def answer(timeout_s: float) -> A:
             try:

@@ -24,6 +24,12 @@ NEGATIVE_OFFSETS: Final = "negative-offsets"
 """Groups may have committed such."""
 DECISIONS_IN_PART: Final = "decisions-in-part"
 """It takes an answer to decisions that says of which topics they are not stored. Others are refused all of them."""
+LEFT_OUT_NAMES: Final = "left-out"
+"""It says what links leave out although a namespace's prefix covers it."""
+SOURCE_DELETIONS: Final = "source-deletions"
+"""It says which of its topics were deleted for certain, and does what is set for those of its source."""
+PIECES: Final = "pieces"
+"""It takes large frames in pieces that come between others (:mod:`isthmus_protocol.link_pieces`)."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -35,6 +41,9 @@ FEATURES: Final = (
     PARTITION_ENDS,
     NEGATIVE_OFFSETS,
     DECISIONS_IN_PART,
+    LEFT_OUT_NAMES,
+    SOURCE_DELETIONS,
+    PIECES,
 )
 
 

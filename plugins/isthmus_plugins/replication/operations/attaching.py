@@ -13,6 +13,7 @@ from isthmus_control.model import (
     FollowerTopic,
     Link,
     NamespaceMapping,
+    OnSourceDelete,
     OnSourceLoss,
     ResourceType,
     Role,
@@ -23,12 +24,14 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import (
     AttachResult,
     GroupPlan,
+    LeftOutName,
     OperationError,
     TopicPlan,
     TransactionVerificationPlan,
 )
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import check_access
+from isthmus_plugins.replication.follower import replica_plans
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.setting_plans import note_refused
 from isthmus_plugins.replication.follower.topic_plans import Refusal
@@ -38,10 +41,11 @@ from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.target_topics import predecessors
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.link.features import SOURCE_LOSSES
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.features import SOURCE_DELETIONS, SOURCE_LOSSES
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -57,6 +61,7 @@ class Attaching:
         follower_topics: FollowerTopics,
         transaction_verification: TransactionVerification,
         group_follower: GroupFollower,
+        left_out: LeftOutNames,
     ) -> None:
         self._context = context
         self._commands = commands
@@ -65,6 +70,7 @@ class Attaching:
         self._follower_topics = follower_topics
         self._transaction_verification = transaction_verification
         self._group_follower = group_follower
+        self._left_out = left_out
 
     async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
         """Attach a pair of namespaces at both ends; the follower decides first."""
@@ -75,6 +81,9 @@ class Attaching:
         on_source_loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
         if on_source_loss is not None and role is Role.LEADER:
             self._commands.knows(link_name, SOURCE_LOSSES)
+        on_source_delete = None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
+        if on_source_delete is not None:  # the source has to say what it deleted, the target to do it
+            self._commands.knows(link_name, SOURCE_DELETIONS)
         there = calls.Attach(
             kind,
             request.remote,
@@ -84,6 +93,7 @@ class Attaching:
             # The follower's end is what consents are about, and the leader's takes none.
             disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
             on_source_loss=on_source_loss if role is Role.LEADER else None,
+            on_source_delete=on_source_delete if role is Role.LEADER else None,
         )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
@@ -108,6 +118,7 @@ class Attaching:
                 here,
                 disable_transaction_verification=request.disable_transaction_verification,
                 on_source_loss=on_source_loss,
+                on_source_delete=on_source_delete,
             )
             led = kind is ResourceType.TOPIC
             asked = calls.LedTopics(request.remote, request.dry_run or None)
@@ -123,6 +134,7 @@ class Attaching:
             topics=plans,
             transaction_verification=verification,
             groups=groups,
+            left_out=await self._left_out_of(link, kind, request, role),
         )
         if request.dry_run:
             return result
@@ -141,10 +153,21 @@ class Attaching:
         await self._attach_both(link, here, replace(there, truncate_topic_ids=truncate if role is Role.LEADER else ()))
         return result
 
+    async def _left_out_of(
+        self, link: Link, kind: ResourceType, request: links.Attach, role: Role
+    ) -> list[LeftOutName]:
+        """What would be left out. Raises OperationError."""
+        try:
+            return await self._left_out.attached(link, kind, request.local, request.remote, role)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("UNAVAILABLE", f"what would be left out is not known: {error}", 503) from error
+
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
         """Attach principals, whose bindings both clusters must let their proxies see, and the follower's change."""
-        if request.on_source_loss is not None:
-            raise OperationError("INVALID", "principals are no part of what a source may lose: leave it out", 422)
+        if request.on_source_loss is not None or request.on_source_delete is not None:
+            raise OperationError(
+                "INVALID", "principals are no part of what a source may lose or delete: leave it out", 422
+            )
         here = AttachNamespace(
             link.name, ResourceType.PRINCIPAL, request.local, request.remote, role, create_missing=True
         )
@@ -243,7 +266,13 @@ class Attaching:
                 )
             )
             plans = [plan for plan, _ in planned]
-            said = {name: each for each in led if each.configs and (name := mapping.local_name(each.topic)) is not None}
+            link = self._context.control.state.links.get(body.link)
+            brokers = len(replica_plans.known_brokers(await self._context.cluster.broker_racks(), topics))
+            said = {
+                name: replica_plans.as_wished(link, each, brokers)
+                for each in led
+                if each.configs and (name := mapping.local_name(each.topic)) is not None
+            }
             if said:
                 await note_refused(self._context, plans, said, topics)
         except KafkaRefused as error:
@@ -312,16 +341,20 @@ class Attaching:
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
         """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""
         link, kind = self._commands.link(link_name), ResourceType(request.type)
-        wanted = OnSourceLoss(request.on_source_loss)
+        loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
+        delete = None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
+        if delete is OnSourceDelete.DELETE:
+            self._commands.knows(link_name, SOURCE_DELETIONS)
         mapping = link.mapping(kind, request.local)
         if mapping is None or mapping.role is Role.FOLLOWER:  # the control log says what is wrong, if anything is
-            await self._commands.append(AlterMapping(link_name, kind, request.local, wanted))
+            await self._commands.append(AlterMapping(link_name, kind, request.local, loss, delete))
             return
-        self._commands.knows(link_name, SOURCE_LOSSES)
-        await self._commands.call(link_name, calls.AlterMapping(kind, mapping.remote_prefix, wanted))
+        self._commands.knows(link_name, SOURCE_LOSSES if delete is None else SOURCE_DELETIONS)
+        await self._commands.call(link_name, calls.AlterMapping(kind, mapping.remote_prefix, loss, delete))
 
     async def on_alter_mapping(self, connection: LinkConnection, question: calls.AlterMapping) -> calls.Done:
-        body = AlterMapping(connection.link_name, question.type, question.local, question.on_source_loss)
+        wanted = question.on_source_loss, question.on_source_delete
+        body = AlterMapping(connection.link_name, question.type, question.local, *wanted)
         await self._commands.append_for_peer(body)
         return calls.Done()
 
@@ -389,6 +422,7 @@ def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach
         truncate_topic_ids=(question.truncate_topic_ids or ()) if isinstance(question, calls.Attach) else (),
         disable_transaction_verification=bool(question.disable_transaction_verification),
         on_source_loss=question.on_source_loss if isinstance(question, calls.Attach) else None,
+        on_source_delete=question.on_source_delete if isinstance(question, calls.Attach) else None,
     )
 
 

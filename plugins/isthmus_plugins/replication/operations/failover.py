@@ -18,6 +18,7 @@ from isthmus_plugins.links import NamespaceRef, OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link.peers import PeerState
 from isthmus_plugins.replication.operations.promotion import Promotions, doubted
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.sync.status import claimed, claimed_of_group, sayable, some_of
 from isthmus_protocol.offsets_log import partition_of
@@ -39,12 +40,14 @@ class Failovers:
         promotions: Promotions,
         sync_leases: SyncLeases,
         peer: Callable[[str], PeerState],
+        left_out: LeftOutNames,
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._promotions = promotions
         self._sync_leases = sync_leases
         self._peer = peer
+        self._left_out = left_out
 
     async def fail_over(self, link: Link, request: Failover, progress: Progress) -> FailoverReport:
         """Promote what follows over a link, or (``dry_run``) say what that would come to. Raises OperationError."""
@@ -125,12 +128,14 @@ class Failovers:
         report = FailedOverNamespace(type=key.type.value, local=key.prefix, remote=remote, begun=begun is not None)
         if key.type is ResourceType.PRINCIPAL:
             return report
+        report.left_out = self._left_out.of_follower(link.name, key.type, remote)
         try:
             if key.type is ResourceType.CONSUMER_GROUP:
                 await self._look_at_groups(link, key, report)
                 return report
             topics = await self._context.cluster.topics()
             report.topics = sorted(name for name, topic in topics.items() if self._holds(key, mapping, topic))
+            await self._promotions.look_at_replicas(report)
             await self._promotions.look_at_transactions(link.name, topics, report)
             report.claims = await self._claims(topics, report.topics)
         except (BrokerUnavailable, KafkaRefused) as error:

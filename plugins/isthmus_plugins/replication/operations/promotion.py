@@ -47,12 +47,14 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
 from isthmus_plugins.replication.in_doubt.resolution import Ended, Resolution
 from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 from isthmus_plugins.replication.operations.commands import Call
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -86,12 +88,16 @@ class Promotions:
         ends: Resolution,
         stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
         promoted: Callable[[], Awaitable[None]],
+        left_out: LeftOutNames,
+        replicas: FollowerReplicas,
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._ends = ends
         self._stopped = stopped
         self._promoted = promoted
+        self._left_out = left_out
+        self._replicas = replicas
         self._call = call
         self._append = append
         self._detach_here = detach_here
@@ -155,6 +161,7 @@ class Promotions:
                 "NOT_FOUND", f"the {wanted.type} namespace {wanted.local!r} does not follow over {link.name!r}", 404
             )
         report = PromotedNamespace(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix)
+        report.left_out = self._left_out.of_follower(link.name, kind, mapping.remote_prefix)
         try:
             # First: a decision that is carried out by now has its markers in the logs that are looked at after.
             report.missing += await self._deciding(link.name)
@@ -195,6 +202,8 @@ class Promotions:
                 report.missing.append(f"{source.topic} is not followed")
                 continue
             report.missing += doubted(record)
+            if source.replication_factor is not None:
+                self._replicas.said(name, source.replication_factor)
             there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
@@ -205,7 +214,17 @@ class Promotions:
                 elif end != source_end:
                     report.missing.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
         report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
+        await self.look_at_replicas(report)
         await self.look_at_transactions(link_name, topics, report)
+
+    async def look_at_replicas(self, report: PromotedNamespace) -> None:
+        """Add which topics of a namespace, and of the proxies' own, have fewer replicas than they are to have.
+
+        Raises BrokerUnavailable, KafkaRefused.
+        """
+        await self._replicas.look()
+        found = (*map(self._replicas.reason, report.topics), self._replicas.of_own_topics())
+        report.replicas_lacking = [reason.message for reason in found if reason is not None]
 
     async def look_at_transactions(
         self, link_name: str, topics: Mapping[str, TopicInfo], report: PromotedNamespace

@@ -20,6 +20,8 @@ from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, Topi
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
+from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
@@ -45,6 +47,7 @@ from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.links import LinkStatuses
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses
 from isthmus_plugins.replication.status.truncations import truncation_statuses
@@ -64,6 +67,8 @@ class LinkService(Part):
         leader_end: LeaderEnd,
         follower_end: FollowerEnd,
         follower_topics: FollowerTopics,
+        replicas: FollowerReplicas,
+        source_deletions: SourceDeletions,
         verification: LinkVerification,
         transaction_verification: TransactionVerification,
         group_follower: GroupFollower,
@@ -74,13 +79,22 @@ class LinkService(Part):
         store: TransactionStore,
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
+        left_out: LeftOutNames,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
+        self._replicas = replicas
         self._verification = verification
         self._commands = commands = LinkCommands(context, peers)
         self.attaching = Attaching(
-            context, commands, leader_end, follower_end, follower_topics, transaction_verification, group_follower
+            context,
+            commands,
+            leader_end,
+            follower_end,
+            follower_topics,
+            transaction_verification,
+            group_follower,
+            left_out,
         )
         self.offsets_topics = OffsetsTopics(
             context,
@@ -92,6 +106,7 @@ class LinkService(Part):
             commands.would_append,
         )
         self.creation = LinkCreation(context, commands, peers, self.offsets_topics, self.attaching.detach_here)
+        self._left_out = left_out
         self._kept_settings = KeptSettings(context)
         self._decisions = TopicDecisions(context, follower_topics, commands.call, commands.append)
         self._promotions = Promotions(
@@ -104,6 +119,8 @@ class LinkService(Part):
             Resolution(context, store),
             self.attaching.stopped_to_follow,
             self._promoted,
+            left_out,
+            replicas,
         )
         self._statuses = LinkStatuses(
             context,
@@ -111,6 +128,8 @@ class LinkService(Part):
             leader_end,
             follower_end,
             follower_topics,
+            replicas,
+            source_deletions,
             transaction_verification,
             group_statuses,
             acls,
@@ -118,6 +137,7 @@ class LinkService(Part):
             sync_leases,
             shared_settings,
             told_losses,
+            left_out,
             lambda: self._promotions.trouble,
             self._kept_settings.of,
         )
@@ -131,7 +151,7 @@ class LinkService(Part):
             shared_settings,
             context.clock,
         )
-        self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
+        self._failovers = Failovers(context, self._promotions, sync_leases, peers.state, left_out)
 
     def start(self) -> None:
         self._promotions.start()
@@ -335,8 +355,9 @@ class LinkService(Part):
         return self._follower_topics.settings.overrides(topic)
 
     def topic_settings_reason(self, topic: str) -> Reason | None:
-        """Why a local topic does not have its source's settings, or still has those of a follower."""
-        return self._follower_topics.settings.reason(topic) or self._kept_settings.reason(topic)
+        """Why a local topic does not have its source's settings or replicas, or still has a follower's settings."""
+        settings = self._follower_topics.settings.reason(topic) or self._kept_settings.reason(topic)
+        return settings or self._replicas.reason(topic)
 
     # ---- verify ----
 
@@ -344,6 +365,8 @@ class LinkService(Part):
         """Compare both sides."""
         link = self._commands.link(link_name)
         try:
-            return await self._verification.verify(link, self._commands.connection(link_name), progress)
+            report = await self._verification.verify(link, self._commands.connection(link_name), progress)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("UNAVAILABLE", f"not verified: {error}", 503) from error
+        report.left_out = self._left_out.of(link_name)
+        return report

@@ -116,6 +116,7 @@ class LinkVerification(Part):
             seconds=round(self._clock.monotonic() - started, 3),
             partitions=verdicts,
             groups=groups,
+            message=None if found else "nothing was compared: the link's namespaces hold no topic and no group here",
         )
 
     async def _limits(self, connection: LinkConnection, remote: str) -> _Limits:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from isthmus_control.model import FollowerTopic, Link, Role, TopicState
+from isthmus_control.model import FollowerTopic, Link, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import LogState, StopReason
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
+from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
@@ -20,6 +22,7 @@ from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.mappings import mapping_statuses
 from isthmus_plugins.replication.status.offsets_topics import status_of
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses, note_source_losses
@@ -49,6 +52,8 @@ class LinkStatuses:
         leader_end: LeaderEnd,
         follower_end: FollowerEnd,
         follower_topics: FollowerTopics,
+        replicas: FollowerReplicas,
+        source_deletions: SourceDeletions,
         transaction_verification: TransactionVerification,
         group_statuses: GroupStatuses,
         acls: AclEnds,
@@ -56,6 +61,7 @@ class LinkStatuses:
         sync_leases: SyncLeases,
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
+        left_out: LeftOutNames,
         trouble: Callable[[], str | None],
         settings_kept: Callable[[str], list[str]],
     ) -> None:
@@ -66,6 +72,8 @@ class LinkStatuses:
         self._leader_end = leader_end
         self._follower_end = follower_end
         self._follower_topics = follower_topics
+        self._replicas = replicas
+        self._source_deletions = source_deletions
         self._transaction_verification = transaction_verification
         self._group_statuses = group_statuses
         self._acls = acls
@@ -73,6 +81,7 @@ class LinkStatuses:
         self._sync_leases = sync_leases
         self._shared_settings = shared_settings
         self._told_losses = told_losses
+        self._left_out = left_out
         self._trouble = trouble
         self._settings_kept = settings_kept
 
@@ -84,13 +93,18 @@ class LinkStatuses:
         note_truncations(self._context.control.state, link.name, partitions)
         note_source_losses(self._context.control.state, link.name, partitions)
         note_led(link, self._sync_partitions.sync_of, partitions)
-        note_followed(self._context.control.state, link, self._sync_leases, self._context.clock, partitions)
+        state_here, leases = self._context.control.state, self._sync_leases
+        note_followed(state_here, link, leases, self._clock, partitions, self._follower_topics.is_new)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
-        state, hindered = link_state(link, connected, partitions), self._hindered()
+        holds_new, hindered = self._holds_new(link), self._hindered()
+        state = link_state(link, connected, partitions)
+        if state is LinkState.IN_SYNC and not partitions and not holds_new:
+            state = LinkState.SYNCING
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
+        warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
         if hindered.code is not None and state is LinkState.FOLLOWING:
             state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
@@ -102,11 +116,12 @@ class LinkStatuses:
             dials=link.dials,
             mode=link.mode.value,
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
+            config=link.config,
             state=state,
-            reason=why.code or hindered.code,
-            message=why.message or hindered.message or self._shared_settings.refused.get(link.name) or self._trouble(),
+            reason=warned.code,
+            message=warned.message,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
-            mappings=mapping_statuses(link, connected, partitions, groups, acls),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,
@@ -121,9 +136,25 @@ class LinkStatuses:
             groups=groups,
             group_warnings=self._group_statuses.warnings(link),
             settings_kept=self._settings_kept(link.name),
+            left_out=self._left_out.of(link.name),
+            left_out_more=self._left_out.more(link.name),
             source_losses=self._told_losses.of(link),
             source_losses_left_off=self._told_losses.left_off(link.name),
         )
+
+    def _holds_new(self, link: Link) -> bool:
+        """Whether acks of topics to come wait for the other side: then a synchronous link without any is In-Sync.
+
+        Not where topics follow that this proxy has no stream of.
+        """
+        if link.pairs(Role.LEADER, ResourceType.TOPIC):
+            return self._leader_end.holds_from_first(link.name, None)
+        topics = self._follower_topics
+        follows = any(
+            record.link == link.name and record.state is TopicState.FOLLOWING and not topics.is_new(record.topic)
+            for record in self._context.control.state.follower_topics.values()
+        )
+        return not follows and topics.holds_new(link.name)
 
     def _hindered(self) -> Hindered:
         """What keeps this proxy from its work on links now, if anything."""
@@ -132,6 +163,14 @@ class LinkStatuses:
                 return Hindered(ReasonCode.INTERNAL_ERROR, each.describe(self._clock.monotonic()))
         throttled = self._context.cluster.throttled()
         return Hindered() if throttled is None else Hindered(ReasonCode.THROTTLED, throttled)
+
+    def _warned(self, link_name: str, trouble: Hindered) -> Hindered:
+        """``trouble``, or what else somebody should look at although all goes on."""
+        told = trouble.message or self._shared_settings.refused.get(link_name) or self._trouble()
+        lacking = self._replicas.of_own_topics()
+        if told is None and trouble.code is None and lacking is not None:
+            return Hindered(lacking.code, lacking.message)
+        return Hindered(trouble.code, told)
 
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []
@@ -209,8 +248,9 @@ class LinkStatuses:
         )
         refused = self._follower_topics.refused.get(record.topic)
         if self._follower_topics.source_is_gone(record):
+            why = self._source_deletions.reason(record)
             status.state, status.reason = PartitionState.STOPPED, ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
-            status.message = reasons.deleted(record.source_topic, record.topic)
+            status.message = why.message if why is not None else reasons.deleted(record.source_topic, record.topic)
         elif refused is not None:
             status.state = reasons.waiting_state(refused.code) or status.state
             status.reason, status.message = refused.code, refused.message
@@ -239,6 +279,7 @@ class LinkStatuses:
         topic_settings = self._follower_topics.settings
         record = self._context.control.state.follower_topics.get(stream.topic)
         settings = topic_settings.reason(stream.topic) or reasons.doubted(record, stream.partition)
+        settings = settings or self._replicas.reason(stream.topic)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)
         if reason is not None:

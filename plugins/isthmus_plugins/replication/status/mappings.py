@@ -28,8 +28,12 @@ def mapping_statuses(
     partitions: Sequence[PartitionStatus],
     groups: Sequence[GroupStatus],
     acls: Sequence[AclStatus],
+    holds_new: bool = False,
 ) -> list[MappingStatus]:
-    """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link."""
+    """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link.
+
+    ``holds_new``: acks of topics to come wait for the other side, so that a pair without any is In-Sync.
+    """
     found = []
     for mapping in link.mappings:
         if mapping.type is ResourceType.TOPIC:
@@ -39,6 +43,8 @@ def mapping_statuses(
         else:
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
         state = combine(mode, connected, (part.state for part in parts))
+        if state is LinkState.IN_SYNC and not parts and not holds_new:
+            state = LinkState.SYNCING
         why = _why(state, parts)
         reason, message = (None, None) if why is None else (why.reason, why.message)
         found.append(MappingStatus.of(mapping, state, reason, message))

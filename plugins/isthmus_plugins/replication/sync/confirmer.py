@@ -28,6 +28,7 @@ from isthmus_plugins.replication.sync.commit_gate import CommitGate
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.lease_grants import LeaseGrants
 from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.new_partitions import NewPartitions
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.quorums import GroupScope, Quorums
 from isthmus_plugins.replication.sync.requirements import Requirements
@@ -71,7 +72,8 @@ class SyncConfirmer(Confirmer, Part):
         """Called when more of a partition is confirmed."""
         self._quorums = Quorums(lambda: context.control.state)
         self._pushed = PushedPartitions(leader_end, groups)
-        self.links = SynchronousLinks(context)
+        self._new = NewPartitions(context, agreed, lambda: self._pushed.topics()[1])
+        self.links = SynchronousLinks(context, self._new)
         self.commits = CommitGate(context, self, groups, context.clock.monotonic)
         self.reads = ConfirmedReads(context, self.concerns, self.readable_end)
         self.partitions = SyncPartitions(
@@ -105,6 +107,7 @@ class SyncConfirmer(Confirmer, Part):
         await self.commits.stop()
         await self._tasks.close()
         await self.partitions.stop()
+        await self._new.stop()
 
     def control_changed(self, state: ControlState) -> None:
         """Hold, or let go, as the control log says now."""
@@ -116,6 +119,7 @@ class SyncConfirmer(Confirmer, Part):
             self._note_detached(before, state)
             self.links.changed(state)
             self.acks.changed()
+        self._new.control_changed(state)
         self.partitions.records_changed(before, state)
         self._before = state
         self.requirements.changed()
@@ -254,5 +258,11 @@ class SyncConfirmer(Confirmer, Part):
         if self.links.expiring.expire(now):
             self._lookup = None
             self.control_changed(self._context.control.state)
+        if now >= self._context.lease_deadline:
+            self._new.forget()
+            self.requirements.changed()
+        elif self._new.look(*self._pushed.topics()):
+            self.requirements.changed()
+            self.acks.confirmed_all()
         self.reads.confirmed_all()  # leaders may have moved
         await self.partitions.decide(now)

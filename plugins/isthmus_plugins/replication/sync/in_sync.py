@@ -19,8 +19,9 @@ from isthmus_control.commands import DegradeSync, PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Reason, ResourceType, SyncState, made_here
 from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
+from isthmus_control.rules.checks import ENTRIES_MAX
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition, SyncPlace
@@ -40,6 +41,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 JOIN_S: Final = 3.0
 """How long acks are held for a partition that joins."""
 JOIN_RETRY_S: Final = 5.0
+NEW_RETRY_S: Final = 1.0
+"""Until a new partition that is not recorded yet is tried to be again; its acks wait for that."""
 
 
 class SyncPartitions:
@@ -176,6 +179,18 @@ class SyncPartitions:
                 self._wake()
             progress.confirmed = max(progress.confirmed, end)
 
+    def holds_from_first(self, link_name: str, topic: TopicInfo | None) -> bool:
+        """Whether some partitions of a topic are new, and have not reached In-Sync; or (None) those to come will be."""
+        if not self._links.is_synchronous(link_name):
+            return False
+        if topic is None:
+            return self._links.new.is_ready(link_name)
+        for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
+            record = self._links.record(link_name, (topic.name, index))
+            if record.from_first if record is not None else self._links.new.is_new(link_name, (topic.name, index)):
+                return True
+        return False
+
     def _why_not(self, key: LinkPartition) -> str | None:
         """Why a partition did not get In-Sync when it tried last, for status."""
         progress = self.progress.get(key)
@@ -185,7 +200,8 @@ class SyncPartitions:
         """What an ack for a partition means; of the offsets topic, to a group."""
         state, topic_id = self._context.control.state, self._pushed.topic_id(key.topic)
         asks = (ResourceType.TOPIC, key.topic) if group is None else (ResourceType.CONSUMER_GROUP, group)
-        return recorded_sync(state, key, topic_id, state.lookup.demands(*asks), self.in_sync, self._why_not)
+        demands = state.lookup.demands(*asks)
+        return recorded_sync(state, key, topic_id, demands, self.in_sync, self._why_not, self._links.new.is_new)
 
     # ---- what is late ----
 
@@ -217,6 +233,7 @@ class SyncPartitions:
         joined: list[SyncPlace] = []
         reached: dict[str, list[LinkPartition]] = {}
         degraded: dict[str, dict[LinkPartition, int]] = {}
+        first: dict[str, list[LinkPartition]] = {}
         led = {key for key in self._pushed.led() if self._links.leads(key)}
         for key in [key for key in self.progress if key not in led]:
             del self.progress[key]
@@ -229,6 +246,11 @@ class SyncPartitions:
             record = self._links.record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
             another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
+            if record is None and self._links.new.is_new(key.link, key.place):
+                progress.leaves()
+                if now >= progress.retry_at:
+                    first.setdefault(key.link, []).append(key)
+                continue
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.leaves()
                 if record is not None and not another:
@@ -267,6 +289,8 @@ class SyncPartitions:
         for name, long_out in degraded.items():
             for command in degrading.commands(state.links[name], long_out, self._links.record, self._known):
                 await self._append(command)
+        for name, new in first.items():
+            await self._join_first(state.links[name], new)
         for name, streams in joining.items():
             await self._join(state.links[name], streams)
 
@@ -281,7 +305,7 @@ class SyncPartitions:
         if stream is not None and not progress.was_in_sync:
             progress.has(stream.acked, stream.leader_epoch)
         oldest = self.late_since(key)
-        if progress.was_in_sync:
+        if progress.was_in_sync or progress.from_first:
             since = min((moment for moment in (progress.lost_at, oldest) if moment is not None), default=now)
             if now - since > timeout:
                 why = f"nothing was confirmed for {now - since:.1f} s"
@@ -302,6 +326,19 @@ class SyncPartitions:
             for stream in streams
         )
         await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
+
+    async def _join_first(self, link: Link, keys: Sequence[LinkPartition]) -> None:
+        """Record new partitions before the first ack of them goes."""
+        entries = []
+        for key in keys:
+            topic_id, progress = self._pushed.topic_id(key.topic), self.progress[key]
+            progress.retry_at = self._clock.monotonic() + NEW_RETRY_S
+            if topic_id is not None:
+                progress.is_new = True
+                entries.append(PartitionSync(key.topic, _as_uuid(topic_id), key.partition, 0))
+        for start in range(0, len(entries), ENTRIES_MAX):
+            some = tuple(entries[start : start + ENTRIES_MAX])
+            await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, some, from_first=True))
 
     def _entries(self, keys: Iterable[LinkPartition]) -> tuple[PartitionSync, ...]:
         """What is recorded of partitions whose records still are those that were looked at."""

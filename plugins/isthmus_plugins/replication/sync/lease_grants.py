@@ -104,8 +104,22 @@ class LeaseGrants:
             group_terms={each: said for each, terms in groups.items() if (said := _said_of_groups(link, terms))},
             groups_of=led_namespaces(() if link is None else link.mappings),
             lease_ms=int(LEASE_S * 1000),
-            states={each: _said(self._states.sync_of(key)) for each, key in others.items() if self._links.leads(key)},
+            states={
+                each: reported
+                for each, key in others.items()
+                if self._links.leads(key) and (reported := self._report(key, now)) is not None
+            },
         )
+
+    def _report(self, key: LinkPartition, now: float) -> calls.SyncSaid | None:
+        """What is said of a partition without a lease. That it is In-Sync from its first record is a promise, too."""
+        status = self._states.sync_of(key)
+        if status.from_first:
+            progress = self._states.progress.get(key)
+            if progress is None or now >= self._context.lease_deadline or self._states.is_late(key, now):
+                return None
+            progress.granted_at = now
+        return _said(status)
 
     def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Mapping[str, AckTerms] | None:
         """Grant a lease of a partition, if nothing speaks against it: of what it promises, as ``AckRules.asked``."""
@@ -170,4 +184,5 @@ def _said_of_groups(link: Link | None, terms: Mapping[str, AckTerms]) -> dict[st
 
 def _said(status: SyncStatus) -> calls.SyncSaid:
     any_of = None if status.any_of is None else calls.AnyOfLinks(**status.any_of.model_dump())
-    return calls.SyncSaid(**status.model_dump(exclude={"any_of"}), any_of=any_of)
+    said = status.model_dump(exclude={"any_of", "from_first"})
+    return calls.SyncSaid(**said, any_of=any_of, from_first=status.from_first or None)

@@ -214,7 +214,9 @@ class SyncLeases(Part):
             for stream_id, said in answer.states.items():
                 if (stream := streams.get(stream_id)) is not None:
                     lease = self._lease_of(stream)
-                    lease.reported, lease.reported_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
+                    told = asdict(said) | {"from_first": bool(said.from_first)}
+                    lease.reported = SyncStatus.model_validate(told)
+                    lease.reported_at = asked_at if said.from_first else self._clock.monotonic()
         except (LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
         except (LinkRejected, ValidationError) as error:

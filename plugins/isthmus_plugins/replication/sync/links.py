@@ -12,14 +12,16 @@ from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import ExpiringLeases
+from isthmus_plugins.replication.sync.new_partitions import NewPartitions
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
 class SynchronousLinks:
     """Links over which this cluster's topics and groups are led that are synchronous, or may have been."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, new: NewPartitions) -> None:
         self._context = context
+        self.new = new
         self.expiring = ExpiringLeases(context.clock.monotonic())
         self.active = False
         """Whether acks may have to wait for one at all."""
@@ -81,9 +83,19 @@ class SynchronousLinks:
         return self._context.control.state.sync_records.get(link_name, {}).get(place)
 
     def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
-        """The same by link that leads it."""
-        found = ((link_name, self.record(link_name, place)) for link_name in self.leading(place[0]))
+        """The same by link that leads it; a new partition counts as In-Sync before it is recorded."""
+        found = (
+            (link_name, self.record(link_name, place) or self.new.record(link_name, place))
+            for link_name in self.leading(place[0])
+        )
         return {link_name: record for link_name, record in found if record is not None}
+
+    def waits_for_record(self, place: TopicPartition) -> bool:
+        """Whether no ack of a partition goes before it is recorded, since it is new."""
+        return any(
+            self.record(link_name, place) is None and self.new.waits(link_name, place)
+            for link_name in self.leading(place[0])
+        )
 
     def holding(self, place: TopicPartition) -> list[LinkPartition]:
         """Over which links a partition is recorded In-Sync."""

@@ -117,6 +117,10 @@ class Progress:
     """Transactions went on without it: until it joins again nobody knows of all decisions, nor does a marker wait."""
     level_epoch: int = -1
     """The source's leader epoch at which it was level."""
+    from_first: bool = False
+    """Acks have been held since its first record, though In-Sync is not reached yet."""
+    is_new: bool = False
+    """This process recorded that: it has seen every decision to commit in it."""
     why: str | None = None
     """What it leaves, or gives up, for."""
     lost_at: float | None = None
@@ -170,6 +174,7 @@ class Progress:
     def leaves(self) -> None:
         """It is recorded In-Sync no more, or means something else: no lease is granted until it joins again."""
         self._move(Event.ENDED)
+        self.from_first = self.is_new = False
         self.joining = self.join_end = self.held_at = self.why = None
 
     def joins(self, record: SyncRecord, now: float) -> None:
@@ -178,8 +183,8 @@ class Progress:
         self.joining, self.joined_at, self.why = record.at_offset, now, None
         self.join_end, self.held_at = None, None
         if self.suspended or record.topic_id != self.topic_id:
-            self.floor, self.suspended = None, False
-        self.topic_id = record.topic_id
+            self.floor, self.suspended = 0 if self.is_new and record.from_first else None, False
+        self.topic_id, self.from_first, self.is_new = record.topic_id, record.from_first, False
 
     def asked(self) -> None:
         """All proxies are waited for, and the log's end is read then."""
@@ -203,6 +208,7 @@ class Progress:
     def reached(self, at_offset: int) -> None:
         """It is recorded, at this offset of the control log, that it was level."""
         self._move(Event.REACHED)
+        self.from_first = False
         self.joining, self.failed = at_offset, None
         self.out_since, self.probe = None, None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from isthmus_plugins.cluster import TopicPartition
+from collections.abc import Mapping
+
+from isthmus_plugins.cluster import TopicInfo, TopicPartition
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -41,6 +43,10 @@ class PushedPartitions:
         if leader >= 0 and broker_id >= 0 and leader != broker_id:
             return False
         return discovery.leads_since.get(place, since) <= since
+
+    def topics(self) -> tuple[Mapping[str, TopicInfo], int]:
+        """This cluster's topics as of the last look at them, and how many looks there were."""
+        return self._leader_end.discovery.topics, self._leader_end.discovery.looks
 
     def topic_id(self, topic: str) -> bytes | None:
         """None: not known."""

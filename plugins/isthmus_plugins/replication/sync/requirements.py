@@ -10,6 +10,7 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.new_partitions import UNRECORDED
 from isthmus_plugins.replication.sync.progress import Phase, Progress
 from isthmus_plugins.replication.sync.quorums import GroupScope, Quorum, Quorums
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -61,6 +62,8 @@ class Requirements:
         for key in self._leased(place, now):
             if scope is None or key.link in scope.links:
                 yield Quorum(1, (key,))
+        if self._links.waits_for_record(place):
+            yield Quorum(1, (UNRECORDED,))
         if self._quorums.confirm(place[0], scope):
             epoch = self._leader_epoch(place)
             for key in _in_sync(place, records):
@@ -80,6 +83,8 @@ class Requirements:
             return
         for scope in self._scopes(place, groups):
             yield from self._commit_quorums(place, scope)
+        if self._links.waits_for_record(place):
+            yield Quorum(1, (UNRECORDED,))
 
     def _commit_quorums(self, place: TopicPartition, scope: GroupScope | None) -> Iterator[Quorum]:
         yield from self._quorums.of_decisions(place, self._records_of(place, scope), scope)

@@ -22,16 +22,18 @@ from isthmus_control.model import (
 )
 from isthmus_control.rules.claims import AHEAD_MS
 from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.quorums import is_degraded
 
 if TYPE_CHECKING:
     from isthmus_plugins.replication.sync.leases import SyncLeases
 
-CAUSES = frozenset({reasons.NOT_FOLLOWING, ReasonCode.DECISION_NOT_STORED})
+CAUSES = frozenset({reasons.NOT_FOLLOWING, ReasonCode.DECISION_NOT_STORED, ReasonCode.TARGET_REFUSES_RECORDS})
 """Why a partition stands still: shown before what came of it."""
 REPORTED_S = 3.0
 """How long what the source reported of a partition is shown without another word from it."""
@@ -44,13 +46,30 @@ def note_led(link: Link, sync_of: Callable[[LinkPartition], SyncStatus], partiti
 
 
 def note_followed(
-    state: ControlState, link: Link, leases: SyncLeases, clock: Clock, partitions: Iterable[PartitionStatus]
+    state: ControlState,
+    link: Link,
+    leases: SyncLeases,
+    clock: Clock,
+    partitions: Iterable[PartitionStatus],
+    is_new: Callable[[str], bool],
 ) -> None:
-    """Add what is known of the acks of the source, for partitions that follow over a synchronous link."""
+    """Add what is known of the acks of the source, for partitions that follow over a synchronous link.
+
+    ``is_new``: whether the source says of a topic that acks of its new partitions wait from their first record on.
+    """
     for status in _of_namespaces(link, Role.FOLLOWER, partitions):
         if status.partition >= 0:
             topic = state.follower_topics.get(status.topic)
-            _note(status, leased_sync(leases, clock, status.topic, topic.topic_id if topic else None, status.partition))
+            topic_id = topic.topic_id if topic else None
+            sync = leased_sync(leases, clock, status.topic, topic_id, status.partition)
+            lease = leases.lease(status.topic, topic_id, status.partition)
+            if (
+                sync.state == "Unknown"
+                and (lease is None or (lease.reported is None and not lease.until_ms))
+                and is_new(status.topic)
+            ):
+                sync = SyncStatus(state="In-Sync", from_first=True)
+            _note(status, sync)
 
 
 def _of_namespaces(link: Link, role: Role, partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
@@ -79,19 +98,24 @@ def recorded_sync(
     demands: Demands,
     in_sync: Callable[[LinkPartition], bool],
     why_not: Callable[[LinkPartition], str | None],
+    is_new: Callable[[str, TopicPartition], bool],
 ) -> SyncStatus:
     """What an ack for a partition means, as the control log of the source has it.
 
     ``demands``: of its topic, or, in the offsets topic, of the group that is asked about. ``in_sync``: whether the
     follower has been seen to have all that was acked before acks were held. ``why_not``: why that failed when it was
-    tried last.
+    tried last. ``is_new``: whether one without a record is held from its first record on, by link and partition.
     """
     record = None
     if topic_id is not None:
         record = state.sync_record(key.link, key.topic, str(uuid.UUID(bytes=topic_id)), key.partition)
     any_of = _chosen(state, key, demands.confirm)
+    if record is None and is_new(key.link, key.place):
+        return SyncStatus(state="In-Sync", since_offset=0, from_first=True, any_of=any_of)
     if record is None:
         return SyncStatus(state="Syncing", message=why_not(key), any_of=any_of)
+    if record.state is SyncState.IN_SYNC and record.from_first:
+        return SyncStatus(state="In-Sync", since_offset=0, since_ms=record.since_ms, from_first=True, any_of=any_of)
     if record.state is SyncState.IN_SYNC and not in_sync(key):
         return SyncStatus(
             state="Out-Of-Sync" if record.reached else "Syncing",
@@ -136,7 +160,9 @@ def leased_sync(leases: SyncLeases, clock: Clock, topic: str, topic_id: str | No
     if leases.in_sync(topic, partition) and lease is not None:
         return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
     reported = lease.reported if lease is not None and now - lease.reported_at < REPORTED_S else None
-    if reported is not None and reported.state != "In-Sync":
+    if reported is not None and lease is not None and reported.from_first:
+        reported = reported if now - lease.reported_at < LEASE_S else None  # it is a promise, as a lease is
+    if reported is not None and (reported.state != "In-Sync" or reported.from_first):
         return reported.model_copy(update={"until_ms": until_ms, "any_of": any_of})
     why = ReasonCode.LEASE_RAN_OUT
     return SyncStatus(
@@ -194,6 +220,8 @@ def _moment(at_ms: int) -> str:
 
 def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus]) -> LinkState:
     """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part."""
-    synchronous = link.mode is LinkMode.SYNCHRONOUS
-    counted = [each for each in partitions if each.sync is not None or not synchronous]
+    counted = partitions
+    if link.mode is LinkMode.SYNCHRONOUS:
+        known = list(partitions)
+        counted = [each for role in Role for each in _of_namespaces(link, role, known)]
     return combine(link.mode, connected, (PartitionState(each.state) for each in counted))

@@ -9,6 +9,7 @@ from typing import Final
 
 from isthmus_control.truncations import PartitionCut, Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.decompression import decompressed, in_steps
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.error_codes import (
@@ -155,7 +156,8 @@ class Spool:
                     continue  # written twice
                 if header.base_offset <= last:
                     raise SpoolDamaged(f"offset {header.base_offset} of partition {cut.partition} is out of order")
-                digest.add_marked(value[start:end], cut.log_start, cut.offset)
+                batch = value[start:end]
+                await in_steps(digest.adding_marked(batch, decompressed(batch), cut.log_start, cut.offset))
                 last = header.last_offset
                 found += 1
         if found != batches:

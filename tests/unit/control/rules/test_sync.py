@@ -15,6 +15,7 @@ from isthmus_control import commands as c
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import Link, LinkMode, LinkSettings, Reason, ResourceType, Role, SyncRecord, SyncState
 from isthmus_control.outcome import Accepted, Duplicate, LinkChanged, NamespaceDetached, Rejected, Rejection
 from isthmus_control.outcome import SyncChanged as Changed
@@ -208,6 +209,28 @@ def test_the_same_again_keeps_since_when_it_was(log: Log) -> None:
     assert log.ok(log.record(OUT, at=70)) == ()
     assert log.ok(replace(log.record(OUT, at=70), reason=Reason("CONNECTION_LOST", "gone")), seen=0) == ()
     assert log.state.sync_records == before
+
+
+def test_one_that_is_new_is_in_sync_from_its_first_record_and_out_of_sync_after_that(log: Log) -> None:
+    log.ok(c.RaiseLevel(FROM_FIRST))
+    new = replace(log.record(IN), from_first=True)
+    (first,) = log.ok(new)
+    assert (first.after.state, first.after.reached, first.after.from_first) == (IN, False, True)
+    assert log.ok(new) == ()  # another proxy says the same
+    (out,) = log.ok(log.record(OUT))
+    assert (out.after.state, out.after.reached, out.after.from_first) == (OUT, True, False)
+    log.refused(new, Rejection.CONFLICT, "out-t-0", "not new")
+    (again,) = log.ok(log.record(IN))
+    assert (again.after.reached, again.after.from_first) == (True, False)
+    log.refused(replace(log.record(OUT), from_first=True), Rejection.INVALID, "new")
+    log.refused(replace(log.reached(), from_first=True), Rejection.INVALID, "new")
+
+
+def test_one_that_is_new_reaches_in_sync_like_any_other(log: Log) -> None:
+    log.ok(c.RaiseLevel(FROM_FIRST))
+    log.ok(replace(log.record(IN), from_first=True))
+    (reached,) = log.ok(log.reached())
+    assert (reached.after.reached, reached.after.from_first) == (True, False)
 
 
 def test_to_one_that_is_syncing_nothing_was_promised(log: Log) -> None:

@@ -14,6 +14,7 @@ from support.replicas import Peers
 from isthmus_plugins.replication.assembly import Parts, assemble
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.link.part import NotJoined, Part, not_joined
+from isthmus_plugins.replication.traffic import Traffic
 
 
 def assembled() -> Parts:
@@ -32,7 +33,9 @@ def simulated(work: Callable[[], Any]) -> None:
 def test_every_part_is_there_once_and_answers_its_own_calls() -> None:
     def work() -> None:
         parts = assembled()
-        assert len({id(part) for part in parts.all}) == len(parts.all) == len(vars(parts)) - 1, "all but the context"
+        assert len({id(part) for part in parts.all}) == len(parts.all) == len(vars(parts)) - 2, (
+            "all but the context and the counts"
+        )
         answered = [answer.question for part in parts.all for answer in part.answers()]
         assert len(answered) == len(set(answered))
         methods = {question.METHOD for question in answered}
@@ -44,8 +47,8 @@ def test_every_part_is_there_once_and_answers_its_own_calls() -> None:
 def test_what_nobody_joined_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = FollowerEnd.__init__
 
-    def with_another(end: FollowerEnd, context: Any) -> None:
-        made(end, context)
+    def with_another(end: FollowerEnd, context: Any, traffic: Traffic) -> None:
+        made(end, context, traffic)
         end.forgotten = not_joined  # type: ignore[attr-defined]
 
     monkeypatch.setattr(FollowerEnd, "__init__", with_another)
@@ -60,7 +63,7 @@ def test_what_nobody_joined_is_an_error_that_names_it(monkeypatch: pytest.Monkey
 def test_a_part_that_is_not_joined_lets_nothing_pass() -> None:
     def work() -> None:
         parts = assembled()
-        alone = FollowerEnd(parts.context)
+        alone = FollowerEnd(parts.context, Traffic())
         for ask in (alone.awaits, alone.on_stored):
             with pytest.raises(NotJoined, match="not joined"):
                 ask(None, 1)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import FakeContext
 from support.partition_log import Producer, control_batch
+from support.records import NOW, large_inside
 from support.replicas import Replicas
 
 from isthmus_control.commands import CloseProvenance, OpenProvenance, PartitionOffset, SetFollowerTopic
@@ -23,6 +24,7 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkLost
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
+from isthmus_protocol.records import Compression, rebase
 from isthmus_protocol.schema import ApiKey, response_type, supported
 
 LATE = 10_000
@@ -131,6 +133,16 @@ def test_without_the_source_the_records_are_searched(time: int, expected: tuple[
         assert offsets.unsure == 0
 
     following(work, detached=detached)
+
+
+def test_a_batch_that_holds_much_is_searched_too() -> None:
+    async def work(offsets: TimeOffsets, replicas: Replicas) -> None:
+        log = replicas.b.partition("remote-t")
+        log.write(control_batch(log.end, True, producer_id=7, producer_epoch=0, timestamp=NOW))
+        log.write(rebase(large_inside(Compression.ZSTD), log.end))
+        assert await offsets.answer({PLACE: 500}, False) == {PLACE: (8, NOW + 9)}
+
+    following(work)
 
 
 def test_markers_of_this_clusters_own_transactions_count() -> None:

@@ -131,6 +131,20 @@ def test_a_batch_that_the_target_does_not_want_stops_the_partition(
     on_replicas(monkeypatch, work)
 
 
+def test_a_target_that_hears_late_of_its_larger_limits_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source, _ = await one_record(replicas)
+        asked = answering(monkeypatch, 10, "MESSAGE_TOO_LARGE", writers.REFUSALS_MAX)
+        began = asyncio.get_running_loop().time()
+        source.write_values(b"second")
+        await replicas.until("it is copied", replicas.equal)
+        assert asyncio.get_running_loop().time() - began > 6, "a broker may take some seconds"
+        assert len(asked) == writers.REFUSALS_MAX
+        assert stream(replicas).reason is None
+
+    on_replicas(monkeypatch, work)
+
+
 def lose_first(monkeypatch: pytest.MonkeyPatch, lost: Callable[[bytes], None]) -> None:
     """The next request gets no answer; ``lost`` gets its first batch, and says what becomes of it."""
     produce = FakeProduceConnection.produce

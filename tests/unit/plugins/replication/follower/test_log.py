@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 from support.partition_log import batch, control_batch
+from support.records import MIB, large_inside
 
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import ProducerState
@@ -16,6 +18,7 @@ from isthmus_plugins.replication.follower.log import (
     FILLER_TOMBSTONES_MAX,
     GAP_OF_MARKERS_MAX,
     MARKERS_AT_ONCE,
+    RUNS_AT_ONCE,
     Append,
     FollowerLog,
     LogState,
@@ -27,6 +30,7 @@ from isthmus_plugins.replication.follower.log import (
 from isthmus_plugins.replication.link import reasons
 from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, translate
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.record_division import STEP_RECORDS
 from isthmus_protocol.records import (
     CONTROL_BIT,
     HEADER_SIZE,
@@ -34,6 +38,7 @@ from isthmus_protocol.records import (
     SEQUENCE_MAX,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    Compression,
     MalformedBatch,
     seal,
     whole_header,
@@ -80,7 +85,11 @@ def stopped_for(log: FollowerLog) -> str:
 def append_all(log: FollowerLog) -> list[int]:
     """Have everything written where it belongs; the offsets at which operations began."""
     offsets = []
-    while log.state is LogState.WRITING and (operation := log.take()) is not None:
+    while log.state is LogState.WRITING:
+        while log.next_step() is Step.DIVIDE:
+            log.divide()
+        if (operation := log.take()) is None:
+            break
         offsets.append(log.end)
         if isinstance(operation, Append):
             log.appended(log.end)
@@ -89,6 +98,23 @@ def append_all(log: FollowerLog) -> list[int]:
         if log.state is LogState.RESUMING:
             log.resume(log.start, log.end, {})
     return offsets
+
+
+LARGE_RECORDS = 3 * STEP_RECORDS
+
+
+def divided_log() -> FollowerLog:
+    """A log that is taking a batch of many records apart; another batch waits behind."""
+    header = whole_header(three(0))._replace(attributes=LOG_APPEND_TIME_BIT)
+    records = [Record(offset, header.base_timestamp, None, b"v") for offset in range(LARGE_RECORDS)]
+    plain = encode_batch(records, header)
+    log = opened()
+    log.offer(
+        memoryview(seal(whole_header(plain)._replace(attributes=LOG_APPEND_TIME_BIT), plain[HEADER_SIZE:])),
+    )
+    log.offer(three(LARGE_RECORDS))
+    assert log.next_step() is Step.DIVIDE
+    return log
 
 
 def test_nothing_is_sent_before_the_log_end_is_read() -> None:
@@ -780,6 +806,64 @@ class TestGaps:
         assert not whole_header(operation.data).is_log_append_time
         assert {record.timestamp for record in decode_records(operation.data)} == {header.base_timestamp + 5}
 
+    def test_a_large_batch_is_taken_apart_step_by_step_and_nothing_goes_before_that(self) -> None:
+        log = divided_log()
+        assert log.take() is None
+        steps = 0
+        while log.next_step() is Step.DIVIDE:
+            log.divide()
+            steps += 1
+        assert steps >= LARGE_RECORDS // STEP_RECORDS - 1
+        operation = taken(log)
+        assert (operation.first_offset, operation.next_offset) == (0, LARGE_RECORDS)
+        log.appended(0)
+        assert append_all(log) == [LARGE_RECORDS]
+
+    def test_a_large_batch_holds_nothing_while_it_waits_its_turn(self) -> None:
+        """Of many partitions some are taken apart at a time."""
+        threads = threading.active_count()
+        log = opened()
+        log.offer(memoryview(large_inside(Compression.ZSTD, size=4 * MIB)))
+        assert log.next_step() is Step.DIVIDE
+        assert threading.active_count() == threads
+        log.divide()
+        assert threading.active_count() == threads + 1
+        log.stop(StopReason(reasons.CLOSED, "over"))
+        assert threading.active_count() == threads
+
+    def test_a_log_that_ends_while_a_batch_is_taken_apart(self) -> None:
+        log = divided_log()
+        log.stop(StopReason(reasons.CLOSED, "over"))
+        log.divide()
+        assert stopped_for(log) == reasons.CLOSED
+
+    def test_a_log_whose_end_is_read_again_while_a_batch_is_taken_apart(self) -> None:
+        log = divided_log()
+        log.doubt_end()
+        assert log.next_step() is Step.RESUME
+        log.resume(0, 0, {})
+        assert append_all(log) == [0, LARGE_RECORDS]
+
+    def test_of_very_many_runs_some_wait_at_a_time(self) -> None:
+        offsets = [2 * number for number in range(2 * RUNS_AT_ONCE)]
+        like = whole_header(three(0))
+        data = encode_batch([Record(offset, 1, None, b"v") for offset in offsets], like)
+        log = opened()
+        log.offer(memoryview(data))
+        written = []
+        while log.queued:
+            assert len(log._runs) <= RUNS_AT_ONCE
+            while log.next_step() is Step.DIVIDE:
+                log.divide()
+            written.append(log.end)
+            if isinstance(log.take(), Append):
+                log.appended(log.end)
+            else:
+                log.marked()
+            if log.state is LogState.RESUMING:
+                log.resume(log.start, log.end, {})
+        assert written == list(range(offsets[-1] + 1))
+
     def test_what_is_made_here_is_sent_in_smaller_parts_if_it_is_too_large(self) -> None:
         log = opened(1)
         log.offer(three(0))
@@ -954,3 +1038,18 @@ def test_a_producer_id_beyond_the_scheme() -> None:
     log.offer(three(0, producer_id=IDS_PER_CLUSTER, producer_epoch=0, base_sequence=0))
     assert log.take() is None
     assert stopped_for(log) == ReasonCode.UNSUPPORTED_MESSAGE_FORMAT
+
+
+def test_what_comes_behind_a_batch_that_cannot_be_copied_is_copied_once_the_source_has_deleted_it() -> None:
+    header = whole_header(three(0))._replace(attributes=LOG_APPEND_TIME_BIT)
+    log = opened()
+    log.offer(memoryview(seal(header, b"no records")))
+    assert log.next_step() is Step.REPORT_END
+    assert log.reason is not None
+    assert "the batch at offset 0 cannot be copied" in log.reason.message
+    assert "kafka-delete-records" in log.reason.message
+    again = opened()
+    again.offer(three(3), source_start=3)
+    assert append_all(again) == [0]
+    again.trimmed(3)
+    assert append_all(again) == [3]

@@ -6,6 +6,7 @@ Prerequisites by themselves, against a model cluster on a simulated clock; the t
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,6 +24,7 @@ from support.fake_cluster import (
 )
 from support.partition_log import Partition, batch
 from support.peers import CalledAtOnce
+from support.records import MIB, large_inside
 from support.replicas import INDEX, LINK, Replicas, on_replicas
 
 from isthmus_control.commands import (
@@ -46,6 +48,7 @@ from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, COMPACTED
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.records import Compression
 
 TOPIC, SOURCE = "remote-t", "local-t"
 SOURCE_ID = str(uuid.UUID(int=9, version=4))
@@ -617,6 +620,34 @@ def test_a_frozen_topic_stays_frozen() -> None:
         assert stream.reason is not None
         assert stream.reason.code == ReasonCode.TARGET_REFUSES_RECORDS
         assert scene.topic.configs["max.message.bytes"] == "0"
+
+    on_scene(work)
+
+
+# ---- batches that are taken apart ----
+
+
+def test_a_large_batch_is_taken_apart_also_where_there_was_no_descriptor_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(scene: Scene) -> None:
+        def none_left() -> tuple[int, int]:
+            raise OSError(24, "Too many open files")
+
+        stream = scene.stream(0)
+        stream.follower_log.resume(0, 0, {})
+        stream.follower_log.offer(memoryview(large_inside(Compression.ZSTD, size=4 * MIB)))
+        stream.follower_log.epoch = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pipe", none_left)
+            scene.begin(stream, step=Step.DIVIDE)
+            told = await scene.told(stream, "Too many open files")
+            assert told.code == ReasonCode.INTERNAL_ERROR
+            assert "the batch at offset 0" in told.message
+        await scene.went((0, Step.WRITE))
+        operation = stream.follower_log.take()
+        assert isinstance(operation, Append)
+        assert operation.next_offset == 1
 
     on_scene(work)
 

@@ -29,6 +29,7 @@ from isthmus_control.commands import (
 from isthmus_control.model import FollowerTopic, ProvenanceRange, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
@@ -67,7 +68,7 @@ class Scene:
     def restart(self) -> None:
         """Another process, which knows what the control log has."""
         self.context: Any = FakeContext(self.cluster, self.control)
-        self.topics = FollowerTopics(self.context)
+        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context))
         self.peer = CalledAtOnce(LINK, self.topics.answers())
 
     async def prepare(self, *topics: calls.WantedTopic, all_: Collection[str] | None = None) -> calls.PreparedTopic:
@@ -174,7 +175,7 @@ def killing(scene: Scene, at: int) -> None:
 
         setattr(owner, name, step)
 
-    for name in ("create_topic", "delete_topic", "create_partitions", "alter_topic_configs"):
+    for name in ("create_topic", "delete_topic_id", "create_partitions", "alter_topic_configs"):
         wrap(scene.cluster, name)
     wrap(scene.control, "append")
 
@@ -228,7 +229,7 @@ def test_two_proxies_of_the_cluster_make_each_topic_once_and_neither_says_that_i
         scene = Scene()
         scene.cluster.random = scene.control.random = random.Random(seed)
         other: Any = FakeContext(scene.cluster, scene.control, "q")
-        peers = scene.peer, CalledAtOnce(LINK, FollowerTopics(other).answers())
+        peers = scene.peer, CalledAtOnce(LINK, FollowerTopics(other, FollowerReplicas(other)).answers())
         names = [SOURCE, "local-u", "local-v"]
 
         async def ask(peer: CalledAtOnce, topics: Iterable[str], after_s: float = 0.0) -> list[calls.PreparedTopic]:
@@ -304,7 +305,7 @@ def test_many_topics_are_made_at_the_same_time_and_each_is_recorded_before() -> 
         assert len(scene.control.state.follower_topics) == len(scene.control.state.histories) == 100
         assert most > 20
         assert asyncio.get_running_loop().time() - began < 0.5
-        assert not looks, "nobody asks for all topics of the cluster"
+        assert looks == 1, "all topics of the cluster are read once, by brokers() of replicas"
 
     on_cluster(work)
 

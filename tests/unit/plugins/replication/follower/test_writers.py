@@ -117,3 +117,21 @@ def test_a_request_that_takes_long_is_passed_by(monkeypatch: pytest.MonkeyPatch)
         assert broker.requests[PARTITIONS:] == [{0}]
 
     on_partitions(monkeypatch, work)
+
+
+def test_a_large_batch_goes_alone_and_leaves_a_connection_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas, partitions: list[Partition], broker: Broker) -> None:
+        small, *others = partitions
+        large = others + replicas.a.add_topic("local-u", writers.WRITERS_PER_BROKER).partitions
+        await replicas.until("follows", replicas.equal)
+        broker.hold()
+        for partition in large:
+            partition.write_values(bytes(writers.LARGE_BYTES + 1))
+        await broker.held(replicas, writers.LARGE_AT_ONCE)
+        await asyncio.sleep(10 * PATIENCE_S)
+        assert [len(request) for request in broker.requests] == [1] * writers.LARGE_AT_ONCE
+        small.write_values(b"x")
+        await broker.held(replicas, writers.LARGE_AT_ONCE + 1)
+        assert broker.requests[-1] == {0}
+
+    on_partitions(monkeypatch, work)

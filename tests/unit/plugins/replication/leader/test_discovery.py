@@ -80,7 +80,7 @@ class Scene:
         self.context = context
         peers: Any = SimpleNamespace(connections=lambda link_name: [self.connection])
         self.looks: list[Look] = []
-        self.discovery = Discovery(context, peers, self.found)
+        self.discovery = Discovery(context, peers, self.found, lambda link_name, topic: False)
 
     def link(self, **attached: Any) -> None:
         """What is attached from now on."""

@@ -12,8 +12,10 @@ from isthmus_plugins.replication.leader.stream import (
     CLOSE_MS,
     IN_FLIGHT_BYTES_MAX,
     IN_FLIGHT_BYTES_MIN,
+    PARTITION_BYTES_MAX,
     PEER_IN_FLIGHT_BYTES_MAX,
     SEEN_INTERVAL_S,
+    SHARE_BYTES,
     STABLES_MAX,
     Flow,
     Lane,
@@ -60,12 +62,28 @@ def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
     one.confirmed(11)
     assert one.wait is None
     assert (one.in_flight_bytes, flow.in_flight_bytes) == (0, 0)
+    other.sent(11, SHARE_BYTES)
     one.sent(12, PEER_IN_FLIGHT_BYTES_MAX)
     assert other.wait is Wait.PEER
     one.closed()
     assert other.wait is None
     other.connection.writable = False  # type: ignore[misc]
     assert other.wait is Wait.PEER
+
+
+def test_a_stream_has_its_share_whatever_others_have_on_their_way() -> None:
+    """Clients may wait for its acks, and a large batch takes seconds over a thin line."""
+    flow = Flow()
+    large, small = a_stream(flow), a_stream(flow)
+    assert small.wanted().bytes_max == PARTITION_BYTES_MAX
+    large.sent(11, PEER_IN_FLIGHT_BYTES_MAX)
+    large.connection.writable = small.connection.writable = False  # type: ignore[misc]
+    assert (large.wait, small.wait) == (Wait.PEER, None)
+    assert small.wanted().bytes_max == SHARE_BYTES
+    small.sent(11, SHARE_BYTES)
+    assert small.wait is Wait.PEER
+    small.confirmed(11)
+    assert small.wait is None
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from isthmus_plugins.cluster import Fetched, TransactionMarkers
 from isthmus_plugins.replication.leader.stream import (
     IN_FLIGHT_BYTES_MIN,
     REOPEN_DELAY_S,
+    SHARE_BYTES,
     STOPPED_RETRY_S,
     Flow,
     LeaderStream,
@@ -499,7 +500,7 @@ def test_a_peer_that_takes_nothing_is_sent_nothing_until_it_does() -> None:
     async def work(scene: Scene) -> None:
         partition, stream = scene.read()
         scene.sent.writable = False
-        partition.write_values(b"x")
+        partition.write_values(bytes(SHARE_BYTES))
         await asyncio.sleep(READ_S)
         scene.sent.appends.clear()
         partition.write_values(b"y")

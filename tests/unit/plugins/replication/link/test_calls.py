@@ -13,7 +13,16 @@ from support.replicas import on_replicas
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
-from isthmus_control.model import AckTerms, LinkMode, LinkSettings, OffsetsForm, OnSourceLoss, ResourceType, Role
+from isthmus_control.model import (
+    AckTerms,
+    LinkMode,
+    LinkSettings,
+    OffsetsForm,
+    OnSourceDelete,
+    OnSourceLoss,
+    ResourceType,
+    Role,
+)
 from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import MalformedCall, Question, answer_to, by_methods, question_of
@@ -115,6 +124,16 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.Done(), "{}")],
     ),
     (
+        calls.AlterMapping(ResourceType.TOPIC, "r-", on_source_delete=OnSourceDelete.DELETE),
+        '{"type":"topic","local":"r-","on_source_delete":"delete"}',
+        [],
+    ),
+    (
+        calls.DeletedTopics((OTHER_ID, TOPIC_ID)),
+        f'{{"topic_ids":["{OTHER_ID}","{TOPIC_ID}"]}}',
+        [(calls.DeletedTopicsAnswer((TOPIC_ID,)), f'{{"topic_ids":["{TOPIC_ID}"]}}')],
+    ),
+    (
         calls.CheckAcls(ResourceType.PRINCIPAL, "User:b-app-", "User:app-", Role.FOLLOWER),
         '{"type":"principal","local":"User:b-app-","remote":"User:app-","role":"follower"}',
         [(calls.Done(), "{}")],
@@ -210,6 +229,14 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
                 '"l-v":{"ready":false,"code":"CODE","message":"why"}}}',
             )
         ],
+    ),
+    (
+        calls.PrepareTopics(
+            (calls.WantedTopic("l-t", TOPIC_ID, "r-t", 1, 3, from_first=True),), ("l-t",), holds_new=True
+        ),
+        f'{{"topics":[{{"topic":"l-t","topic_id":"{TOPIC_ID}","remote_topic":"r-t","partitions":1,'
+        '"replication_factor":3,"from_first":true}],"all":["l-t"],"truncating":[],"holds_new":true}',
+        [(calls.PrepareTopicsAnswer(), '{"topics":{}}')],
     ),
     (
         calls.OpenStream(1, "r-t", TOPIC_ID, 0),
@@ -440,6 +467,16 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         '"to_offset":100,"count":10,"groups":0,"state":"cut","found_ms":5,"found_by":"b","message":"what was lost",'
         '"salvage_proxy":"b","salvage_file":"/salvage/x"}],"left_off":2}',
         [(calls.Done(), "{}")],
+    ),
+    (
+        calls.LeftOut(ResourceType.TOPIC, "", "b-"),
+        '{"type":"topic","local":"","remote":"b-"}',
+        [
+            (
+                calls.LeftOutAnswer((calls.LeftOutName(ResourceType.TOPIC, "_t", "why"),), 3),
+                '{"names":[{"type":"topic","name":"_t","reason":"why"}],"more":3}',
+            )
+        ],
     ),
     (calls.AcknowledgeSourceLosses(7), '{"number":7}', [(calls.Done(), "{}")]),
     (

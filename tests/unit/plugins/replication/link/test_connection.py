@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,17 +25,19 @@ from isthmus_plugins.replication.link.connection import (
     LinkRejected,
     Receiver,
 )
+from isthmus_plugins.replication.link.features import FEATURES, PIECES
 from isthmus_plugins.tasks import Supervision
-from isthmus_protocol import link
+from isthmus_protocol import link, link_pieces
 from isthmus_protocol.link import MessageType
 
 SECRET = b"the link's secret"
 
 
 class Listener:
-    """A link listener, and the connections that it accepted."""
+    """A link listener, and the connections that it accepted. ``features``: what both ends know."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: Sequence[str] = ()) -> None:
+        self.features = list(features)
         self.accepted: list[LinkConnection] = []
         self.ready: asyncio.Queue[LinkConnection] = asyncio.Queue()
         self.secret = SECRET
@@ -46,7 +48,7 @@ class Listener:
             clock=time,
             supervision=Supervision(),
             accept=self.look_up,
-            identity={"cluster_id": "B", "proxy": "b"},
+            identity={"cluster_id": "B", "proxy": "b", "features": self.features},
             on_ready=self.ready.put_nowait,
         )
         self.accepted.append(connection)
@@ -66,7 +68,7 @@ class Listener:
             supervision=Supervision(),
             hello=hello,
             secret=secret,
-            identity={"cluster_id": "A", "proxy": "a"},
+            identity={"cluster_id": "A", "proxy": "a", "features": self.features},
             **more,
         )
 
@@ -75,8 +77,8 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Listener]:
-    listener = Listener()
+async def listening(features: Sequence[str] = ()) -> AsyncIterator[Listener]:
+    listener = Listener(features)
     server = await asyncio.get_running_loop().create_server(listener.made, "127.0.0.1", 0)
     listener.port = server.sockets[0].getsockname()[1]
     try:
@@ -88,9 +90,9 @@ async def listening() -> AsyncIterator[Listener]:
         await server.wait_closed()
 
 
-def over_a_listener(work: Callable[[Listener], Awaitable[None]]) -> None:
+def over_a_listener(work: Callable[[Listener], Awaitable[None]], features: Sequence[str] = ()) -> None:
     async def run() -> None:
-        async with listening() as listener, asyncio.timeout(20):
+        async with listening(features) as listener, asyncio.timeout(20):
             await work(listener)
 
     asyncio.run(run())
@@ -489,3 +491,105 @@ def test_what_is_queued_for_a_stuck_peer_is_given_up(monkeypatch: pytest.MonkeyP
         assert dialler._transport.get_write_buffer_size() == 0
 
     over_a_listener(work)
+
+
+class Came(Receiver):
+    """What came over a connection, in order: streams of records, and methods of calls."""
+
+    def __init__(self, last: int | str) -> None:
+        self.last = last
+        self.order: list[int | str] = []
+        self.all = asyncio.Event()
+
+    def on_append(self, connection: LinkConnection, append: link.Append) -> None:
+        self._came(append.stream)
+
+    def on_call(self, connection: LinkConnection, question: Question[Any]) -> None:
+        self._came(question.METHOD)
+
+    def _came(self, what: int | str) -> None:
+        self.order.append(what)
+        if what == self.last:
+            self.all.set()
+
+
+LARGE_BYTES = 60_000_000
+
+
+async def send_small_behind_large(listener: Listener, last: int | str) -> list[int | str]:
+    """Records of stream 1, large ones, over a line that takes nothing for now; then a call, and a few of stream 2."""
+    dialler, acceptor = await listener.pair()
+
+    async def double(connection: LinkConnection, question: Double) -> Doubled:
+        return Doubled(2 * question.number)
+
+    came = acceptor.receiver = Came(last)
+    acceptor.handlers = by_methods([Double.by(double)])
+    acceptor._transport.pause_reading()
+    dialler.send(link.encode_append_head(1, 0, 0, 0, 0, LARGE_BYTES), bytes(LARGE_BYTES))
+    await asyncio.sleep(0.05)
+    assert not dialler.writable
+    answer = dialler.begin_call(Double(1))
+    dialler.send(link.encode_append_head(2, 0, 0, 0, 0, 100), bytes(100))
+    acceptor._transport.resume_reading()
+    await came.all.wait()
+    assert (await answer(5)).number == 2
+    dialler.close()
+    return came.order
+
+
+def test_a_small_batch_does_not_wait_for_a_large_one() -> None:
+    async def work(listener: Listener) -> None:
+        assert await send_small_behind_large(listener, last=1) == ["double", 2, 1]
+
+    over_a_listener(work, FEATURES)
+
+
+def test_a_peer_of_a_version_before_pieces_gets_whole_frames_in_order() -> None:
+    async def work(listener: Listener) -> None:
+        assert await send_small_behind_large(listener, last=2) == [1, "double", 2]
+
+    over_a_listener(work, [each for each in FEATURES if each != PIECES])
+
+
+def test_little_is_written_ahead_of_a_line_that_takes_nothing() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        acceptor._transport.pause_reading()
+        for stream in range(1, 40):
+            dialler.send(link.encode_append_head(stream, 0, 0, 0, 0, 2_000_000), bytes(2_000_000))
+        await asyncio.sleep(0.05)
+        most = 2 * link_pieces.PIECE_BYTES + 100
+        assert dialler._transport.get_write_buffer_size() <= most, "what comes next waits for that much"
+        dialler.close()
+
+    over_a_listener(work, FEATURES)
+
+
+def test_pieces_that_lie_end_the_connection() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        dialler.send(*link_pieces.encode_piece(1, 100_000, [b"x"]))
+        dialler.send(*link_pieces.encode_piece(1, 200_000, [b"x"]))
+        assert await acceptor.lost_within(5)
+        assert "a PIECE of 1 bytes, of a frame of 200000, where 1 of 100000 have come" in acceptor.lost_reason
+
+    over_a_listener(work)
+
+
+def test_a_stream_that_ends_frees_what_waits_of_it() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        came = acceptor.receiver = Came(last=2)
+        acceptor._transport.pause_reading()
+        for stream in (1, 2):
+            dialler.send(link.encode_append_head(stream, 0, 0, 0, 0, LARGE_BYTES), bytes(LARGE_BYTES))
+        await asyncio.sleep(0.05)
+        dialler.drop_stream(1)
+        acceptor._transport.resume_reading()
+        await came.all.wait()
+        assert came.order == [2]
+        assert acceptor._reassembly.announced_bytes == 0
+        dialler.close()
+
+    over_a_listener(work, FEATURES)

@@ -534,6 +534,9 @@ def test_what_becomes_of_what_the_source_loses_is_set_from_either_side(side: str
             assert now() == then
         await service.alter_mapping(LINK, links.AlterMapping(local=local, on_source_loss="hold"))
         assert now() == "hold"
+        await service.alter_mapping(LINK, links.AlterMapping(local=local, on_source_delete="delete"))
+        (pair,) = (each for each in scene.end("B").parts.service.status(LINK).mappings if each.local == "s-")
+        assert (pair.on_source_loss, pair.on_source_delete) == ("hold", "delete")
         nothing = links.AlterMapping(local="nothing-", on_source_loss="hold")
         await refused(service.alter_mapping(LINK, nothing), "NOT_FOUND", "'nothing-' is not attached")
         if side == "A":

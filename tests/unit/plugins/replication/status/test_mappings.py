@@ -49,7 +49,7 @@ def test_each_namespace_has_what_is_worst_in_it() -> None:
 
 def test_what_waits_for_somebody_is_named_although_the_others_go_on() -> None:
     partitions = [partition("l-a", 0, "Following"), partition("l-b", 0, "Diverged", reason="TARGET_WRITTEN_BY_OTHERS")]
-    assert told(LinkMode.ASYNCHRONOUS, TOPICS, partitions=partitions) == ("Following", "TARGET_WRITTEN_BY_OTHERS")
+    assert told(LinkMode.ASYNCHRONOUS, TOPICS, partitions=partitions) == ("Catching Up", "TARGET_WRITTEN_BY_OTHERS")
 
 
 def test_a_link_that_is_down_has_no_namespace_up() -> None:
@@ -73,4 +73,4 @@ def test_groups_have_the_state_of_their_acks_where_these_mean_something(
 
 def test_principals_have_the_state_of_their_bindings() -> None:
     acls = [AclStatus(role="leader", state="Stopped", reason="REFUSED", message="no", bindings=1)]
-    assert told(LinkMode.SYNCHRONOUS, PRINCIPALS, acls=acls) == ("Following", "REFUSED")
+    assert told(LinkMode.SYNCHRONOUS, PRINCIPALS, acls=acls) == ("Catching Up", "REFUSED")

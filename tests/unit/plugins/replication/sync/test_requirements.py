@@ -12,6 +12,7 @@ from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.new_partitions import NewPartitions
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import GroupScope, Quorum, Quorums
 from isthmus_plugins.replication.sync.requirements import Requirements
@@ -29,8 +30,8 @@ class Links(SynchronousLinks):
     """Synchronous ones with these records, which lead whatever is asked for."""
 
     def __init__(self, recorded: dict[str, SyncRecord]) -> None:
-        context: Any = SimpleNamespace(clock=time)
-        super().__init__(context)
+        context: Any = SimpleNamespace(clock=time, supervision=None)
+        super().__init__(context, NewPartitions(context, lambda link_name: False, lambda: 0))
         self.recorded = recorded
 
     def leading(self, topic: str) -> tuple[str, ...]:
@@ -41,6 +42,9 @@ class Links(SynchronousLinks):
 
     def is_synchronous(self, link_name: str) -> bool:
         return True
+
+    def waits_for_record(self, place: TopicPartition) -> bool:
+        return False
 
 
 def requirements(

@@ -30,11 +30,13 @@ from isthmus_control.truncations import PartitionView, Succession, Truncation, T
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import FollowerLog, Numbering, StopReason
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected
 from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
+from isthmus_plugins.replication.traffic import Traffic
 from isthmus_plugins.replication.truncation.ownership import HeldUp
 from isthmus_plugins.replication.truncation.runs import (
     HELD_UP_RETRY_S,
@@ -81,7 +83,7 @@ class Streams(FollowerEnd):
     """A follower end whose streams are the test's."""
 
     def __init__(self, context: Any) -> None:
-        super().__init__(context)
+        super().__init__(context, Traffic())
         self.found: list[FollowerStream] = []
 
     def streams(self) -> list[FollowerStream]:
@@ -95,7 +97,7 @@ class Proxy:
         self.context = scene.context(name)
         self.peers: Any = Peers(self.context)
         self.follower_end = Streams(self.context)
-        self.topics = FollowerTopics(self.context)
+        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context))
         self.steps = Steps(self.context)
         self.truncations = Truncations(self.context, self.peers, self.follower_end, self.topics, self.steps)
 

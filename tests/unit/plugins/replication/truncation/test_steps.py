@@ -37,10 +37,12 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import StopReason
+from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.logs.topic_settings import FROZEN, MESSAGE_BYTES_MAX
 from isthmus_plugins.replication.status.truncations import truncation_metrics, truncation_statuses
+from isthmus_plugins.replication.traffic import Traffic
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner
 from isthmus_plugins.replication.truncation.runs import Truncations
@@ -310,7 +312,7 @@ def test_a_refill_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scene: Scene) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         await scene.steps._spool(scene.at(P.SPOOLING))
-        scene.steps._follower_end = FollowerEnd(scene.context)
+        scene.steps._follower_end = FollowerEnd(scene.context, Traffic())
         scene.steps._follower_end.on_stored = lambda place, end: None
         scene.steps._follower_end.awaits = lambda connection, producer_id: False
         scene.steps._follower_end.start()
@@ -420,8 +422,8 @@ def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waite
 
         other: Any = FakeContext(scene.cluster, scene.control)
         nothing: Any = None
-        streams = Diverged(other)
-        elsewhere = Truncations(other, nothing, streams, FollowerTopics(other), nothing)
+        streams = Diverged(other, Traffic())
+        elsewhere = Truncations(other, nothing, streams, FollowerTopics(other, FollowerReplicas(other)), nothing)
         elsewhere._may_run = lambda state, truncation: False  # type: ignore[method-assign]
         elsewhere._look()
         await asyncio.sleep(1)
@@ -446,7 +448,7 @@ def test_a_succession_that_is_out_of_date_is_told_again_before_a_topic_is_frozen
             async def end(self, *arguments: Any) -> int:
                 raise SourceReplaced("the source's local-t is another topic by now")
 
-        topics = FollowerTopics(scene.context)
+        topics = FollowerTopics(scene.context, FollowerReplicas(scene.context))
         topics.succeeded[TOPIC] = Succession(SOURCE_ID, str(uuid.UUID(int=11, version=4)), (1, 1, 1))
         scene.steps._follower_topics = topics
         scene.steps._common_log = Replaced(scene.context, Verification(scene.context))

@@ -1,0 +1,279 @@
+"""A partition that comes into being on a synchronous link: acks wait from its first record on, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.pushing import KEY, PLACE, TOPIC, Source, on_source, produced
+from support.replicas import LINK
+
+from isthmus_control.commands import AttachNamespace, DetachNamespace, PartitionSync, RecordSync
+from isthmus_control.levels import FROM_FIRST
+from isthmus_control.model import LinkMode, SyncState
+from isthmus_plugins.cluster import BrokerUnavailable
+
+TIMEOUT_S = 10.0
+REQUEST_TIMED_OUT = 7
+
+
+async def empty(source: Source) -> None:
+    """The link is synchronous, and the cluster was seen without the topic, by a process that knows who holds acks."""
+    source.ends.discovery.led = {}
+    source.ends.pushed = None
+    source.mode(LinkMode.SYNCHRONOUS)
+    source.ends.discovery.leader_epochs = {}
+    for _ in range(8):
+        await look(source, {})
+    await asyncio.sleep(1.0)
+
+
+async def look(source: Source, topics: dict[str, Any]) -> None:
+    source.ends.discovery.topics = topics
+    source.ends.discovery.looks += 1
+    await asyncio.sleep(0.3)
+
+
+async def found(source: Source) -> None:
+    """The next look finds the topic; the target has made it, but for what ``pushed`` says."""
+    source.ends.discovery.led = {KEY: None}
+    source.ends.discovery.leader_epochs = {PLACE: 0}
+    await look(source, dict(await source.cluster.topics()))
+
+
+def pushed(source: Source) -> None:
+    source.ends.pushed = source.stream
+    source.confirm(0)
+
+
+def status(source: Source) -> tuple[str, bool]:
+    found = source.sync.partitions.sync_of(KEY)
+    return found.state, found.from_first
+
+
+def test_its_first_ack_waits_for_its_record_and_the_other_side() -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        first = source.produce()  # this proxy has not even seen the topic
+        await asyncio.sleep(1.0)
+        assert produced(first) is None
+        assert status(source) == ("In-Sync", True)
+        await found(source)
+        record = source.recorded()
+        assert record is not None
+        assert (record.state, record.reached, record.from_first) == (SyncState.IN_SYNC, False, True)
+        assert produced(first) is None, "the target does not have the topic"
+        pushed(source)
+        await asyncio.sleep(1.0)
+        assert produced(first) is None
+        assert not await source.lease(), "nothing is promised before it is known what is in the log"
+        source.confirm()
+        assert produced(first) == 0
+        await source.until("In-Sync", source.in_sync)
+        assert await source.lease()
+        assert status(source) == ("In-Sync", False)
+        record = source.recorded()
+        assert record is not None
+        assert (record.reached, record.from_first) == (True, False)
+
+    on_source(work)
+
+
+def test_no_ack_goes_before_it_is_recorded_even_where_the_other_side_has_it() -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        append = source.control.append
+
+        async def away(body: object) -> None:
+            raise BrokerUnavailable("the control log does not answer")
+
+        source.control.append = away  # type: ignore[method-assign]
+        await found(source)
+        pushed(source)
+        first = source.produce()
+        source.confirm()
+        await asyncio.sleep(3.0)
+        assert produced(first) is None, "who leads it next would not know that acks are held"
+        source.control.append = append  # type: ignore[method-assign]
+        await source.until("acked", lambda: produced(first) == 0)
+
+    on_source(work)
+
+
+def test_it_is_out_of_sync_before_an_ack_goes_alone() -> None:
+    """One that has been In-Sync is no more Syncing: strict and transactional producers wait."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        first, in_transaction = source.produce(), source.produce(transactional=True)
+        await found(source)
+        took = await source.until("acked", lambda: produced(first) is not None)
+        assert produced(first) == 0
+        assert TIMEOUT_S - 1 <= took < TIMEOUT_S + 5
+        record = source.recorded()
+        assert record is not None
+        assert (record.state, record.reached, record.from_first) == (SyncState.OUT_OF_SYNC, True, False)
+        assert status(source) == ("Out-Of-Sync", False)
+        assert produced(in_transaction) is None
+        pushed(source)
+        source.confirm()
+        assert produced(in_transaction) == 0
+        await source.until("In-Sync", source.in_sync)
+
+    on_source(work)
+
+
+def test_what_was_there_before_is_syncing_and_waits_for_nothing() -> None:
+    async def work(source: Source) -> None:
+        source.mode(LinkMode.SYNCHRONOUS)
+        source.stream.close = False
+        topics = dict(await source.cluster.topics())
+        for _ in range(8):
+            await look(source, topics)
+        await asyncio.sleep(5.0)  # until then it holds whatever the process before may have promised
+        assert produced(source.produce()) == 0
+        assert status(source) == ("Syncing", False)
+        # A partition that is added is new, the others are not; nor is a topic that takes a name that was there.
+        assert source.sync.links.waits_for_record((TOPIC, 1))
+        assert not source.sync.links.waits_for_record(PLACE)
+        await look(source, {TOPIC: topics[TOPIC]._replace(topic_id=bytes(16))})
+        assert source.recorded() is None
+        assert not source.sync.links.waits_for_record(PLACE)
+
+    on_source(work)
+
+
+def test_what_came_to_be_while_nobody_looked_may_have_been_acked_alone() -> None:
+    async def work(source: Source) -> None:
+        source.mode(LinkMode.SYNCHRONOUS)
+        source.stream.close = False
+        source.ends.discovery.led = {}
+        topics = dict(await source.cluster.topics())
+        for number in range(8):
+            await look(source, {} if number < 4 else topics)
+        assert not source.sync.links.new.is_new(LINK, PLACE)
+
+    on_source(work)
+
+
+@pytest.mark.parametrize("what", ["another leader", "led elsewhere"])
+def test_what_another_process_may_have_acked_is_not_new(what: str) -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        topics = dict(await source.cluster.topics())
+        (info,) = topics[TOPIC].partitions
+        other = info._replace(leader_epoch=1) if what == "another leader" else info._replace(leader=9)
+        source.context.brokers = frozenset({1})
+        source.context.fronted_brokers = frozenset({1})
+        await look(source, {TOPIC: topics[TOPIC]._replace(partitions=(other,))})
+        assert not source.sync.links.waits_for_record(PLACE)
+        assert source.recorded() is None
+
+    on_source(work)
+
+
+def test_a_pair_that_is_attached_again_and_a_lost_lease_begin_anew() -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        assert source.sync.links.waits_for_record(PLACE)
+        link = source.control.state.links[LINK]
+        (mapping,) = link.mappings
+        source.control.apply(DetachNamespace(LINK, mapping.type, mapping.local_prefix))
+        source.control.apply(
+            AttachNamespace(LINK, mapping.type, mapping.local_prefix, mapping.remote_prefix, mapping.role)
+        )
+        assert not source.sync.links.waits_for_record(PLACE), "acks went alone meanwhile"
+        for _ in range(8):
+            await look(source, {})
+        assert source.sync.links.waits_for_record(PLACE)
+        source.context.lease_deadline = 0.0
+        await asyncio.sleep(0.5)
+        assert not source.sync.links.waits_for_record(PLACE), "another process may have acked it"
+
+    on_source(work)
+
+
+def test_the_first_ack_of_a_partition_is_no_other_epochs() -> None:
+    """The request came before this proxy had seen it: a plain producer that sent it again stored it twice."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        first = source.produce()
+        await found(source)
+        assert produced(first) is None
+        pushed(source)
+        source.confirm()
+        assert produced(first) == 0
+
+    on_source(work)
+
+
+def test_a_process_that_has_just_started_does_not_know_what_is_new() -> None:
+    async def work(source: Source) -> None:
+        source.mode(LinkMode.SYNCHRONOUS)
+        source.stream.close = False
+        assert not source.sync.links.waits_for_record(PLACE), "nobody has looked yet"
+        enforced = source.control.enforced
+        waiting = asyncio.Event()
+
+        async def waits(offset: int) -> None:
+            await waiting.wait()
+            await enforced(offset)
+
+        source.control.enforced = waits  # type: ignore[method-assign]
+        for _ in range(8):
+            await look(source, {})
+        assert not source.sync.links.waits_for_record(PLACE), "some proxy may ack without the other side"
+        waiting.set()
+
+    on_source(work)
+
+
+def test_a_log_of_an_older_level_knows_of_none() -> None:
+    async def work(source: Source) -> None:
+        source.control.state = source.control.state.evolve(level=FROM_FIRST - 1)
+        await empty(source)
+        assert not source.sync.links.waits_for_record(PLACE)
+        assert produced(source.produce()) == 0
+
+    on_source(work)
+
+
+@pytest.mark.parametrize("killed", ["before it is recorded", "after"])
+def test_who_leads_it_next_holds_it_if_anything_was_acked(killed: str) -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        first = source.produce()
+        if killed == "after":
+            await found(source)
+            pushed(source)
+            source.confirm()
+            assert produced(first) == 0
+        record = source.recorded()
+        other = Source()
+        other.control.state = replace(source.control.state, sync_records=source.control.state.sync_records)
+        other.start()
+        other.ends.pushed = None
+        await asyncio.sleep(5.0)  # until then it holds whatever the process before may have promised
+        held = produced(other.produce()) is None
+        assert held == (record is not None) == (killed == "after")
+        await other.stop()
+
+    on_source(work)
+
+
+def test_the_record_of_it_is_no_other_proxys_to_take_back() -> None:
+    async def work(source: Source) -> None:
+        await empty(source)
+        await found(source)
+        link = source.control.state.links[LINK]
+        record = source.recorded()
+        assert record is not None
+        entry = PartitionSync(TOPIC, record.topic_id, 0, 0)
+        again = RecordSync(LINK, link.link_id, SyncState.IN_SYNC, (entry,), from_first=True)
+        await source.control.append(again)
+        assert source.recorded() == record
+
+    on_source(work)
