@@ -32,6 +32,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 LOOK_INTERVAL_S: Final = 5.0
 SETTINGS_INTERVAL_S: Final = 60.0
 """How often settings are read although all fitted: 1,000 topics cost the brokers 0.1 s of a core."""
+REFUSED_S: Final = 60.0
+"""How long brokers that refuse something are not asked for the same again."""
 SAID_S: Final = 30.0
 """Who is asked by the source is told again more often than that what it asks for of replicas in sync."""
 LOGGED_MAX: Final = 10
@@ -61,6 +63,8 @@ class FollowerReplicas(Part):
         """By topic whose replicas are being changed: how many have all records. As of the latest look."""
         self._lacking: dict[str, Reason] = {}
         """By topic: why it has fewer replicas than it is to have."""
+        self._refused: dict[tuple[str, int | None], tuple[KafkaRefused, float]] = {}
+        """By topic and ``min.insync.replicas`` (None: of replicas): what brokers said, and until when that counts."""
         self._digests: dict[tuple[tuple[str, int], ...], bytes] = {}
         """By topics and what they are to have: what their brokers said of their settings when they had that."""
         self._in_sync_min: dict[str, int] = {}
@@ -129,8 +133,10 @@ class FollowerReplicas(Part):
                     for name, factor in lacking.items()
                     if name not in changed and _placed(topics[name]) == self._placed.get(name)
                 }
+                refused = {name: error for name in left if (error := self._refused_lately(name, None)) is not None}
+                left = {name: factor for name, factor in left.items() if name not in refused}
                 wanted = replica_plans.grown(left, topics, racks, AT_ONCE - len(under_way))
-                refused = await self._reassign(wanted)
+                refused |= await self._reassign(wanted)
                 changed |= {topic for topic, _ in wanted} - refused.keys()
             except KafkaRefused as error:
                 refused = dict.fromkeys(lacking, error)
@@ -154,7 +160,19 @@ class FollowerReplicas(Part):
         if begun := wanted.keys() - refused.keys():
             names = sorted({topic for topic, _ in begun})
             log.info("topics get replicas", extra={"partitions": len(begun), "topics": names[:LOGGED_MAX]})
-        return {topic: error for (topic, _), error in refused.items()}
+        return {topic: self._note_refused(topic, None, error) for (topic, _), error in refused.items()}
+
+    def _note_refused(self, topic: str, in_sync_min: int | None, error: KafkaRefused) -> KafkaRefused:
+        self._refused[topic, in_sync_min] = error, self._context.clock.monotonic() + REFUSED_S
+        return error
+
+    def _refused_lately(self, topic: str, in_sync_min: int | None) -> KafkaRefused | None:
+        """What the brokers said not long ago, who need not be asked for the same again."""
+        error, until = self._refused.get((topic, in_sync_min), (None, 0.0))
+        if self._context.clock.monotonic() < until:
+            return error
+        self._refused.pop((topic, in_sync_min), None)
+        return None
 
     def _wishes(self, topics: Mapping[str, TopicInfo], brokers: int) -> dict[str, Wish]:
         """What the topics are to have that are ours to give replicas."""
@@ -196,6 +214,10 @@ class FollowerReplicas(Part):
                 wanted |= {name: OWN_IN_SYNC_MIN} if there >= OWN_FACTOR else {}
             elif wish.in_sync_min is not None:
                 wanted[name] = min(wish.in_sync_min, there)
+        for name, value in list(wanted.items()):
+            if (error := self._refused_lately(name, value)) is not None:
+                self._lacking.setdefault(name, reasons.settings_refused(name, {IN_SYNC_MIN: error}))
+                del wanted[name]
         now = self._context.clock.monotonic()
         if wanted == self._in_sync_min and now < self._in_sync_min_due:
             return
@@ -225,6 +247,7 @@ class FollowerReplicas(Part):
         refused = await setting_changes.change(self._context.cluster, topic, {IN_SYNC_MIN: str(value)})
         if refused:
             self._lacking.setdefault(topic, reasons.settings_refused(topic, refused))
+            self._note_refused(topic, value, refused[IN_SYNC_MIN])
         else:
             log.info("topic configured", extra={"topic": topic, "settings": [f"{IN_SYNC_MIN}={value}"]})
 

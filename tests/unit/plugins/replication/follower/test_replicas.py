@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import AlterLink
 from isthmus_plugins.cluster import KafkaRefused
+from isthmus_plugins.replication.follower import replicas as module
 from isthmus_plugins.replication.follower.replicas import OWN_TOPICS, FollowerReplicas
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls
@@ -266,5 +268,62 @@ def test_what_somebody_has_just_moved_is_looked_at_once_more_before_it_gets_repl
         await scene.replicas.look()
         assert [each[0] for each in scene.found.replicas.values()] == [3, 3]
         assert len(scene.found.replicas[0]) == 3
+
+    on_cluster(work)
+
+
+def test_what_is_refused_is_not_asked_for_at_each_look_and_keeps_no_other_topic_from_its_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+
+    async def work(scene: Scene) -> None:
+        other = replace(WANTED, topic="local-u", topic_id="00000000-0000-4000-8000-000000000002")
+        await scene.prepare()
+        await scene.prepare(other)
+        scene.cluster.brokers = [1, 2, 3]
+        reassign, asked = scene.cluster.reassign, list[str]()
+
+        async def refused_of_one(wanted: Any) -> Any:
+            asked.extend(sorted({topic for topic, _ in wanted}))
+            taken = {place: replicas for place, replicas in wanted.items() if place[0] != LOCAL}
+            no = KafkaRefused(39, "INVALID_REPLICA_ASSIGNMENT", "no")
+            return {**await reassign(taken), **{place: no for place in wanted if place[0] == LOCAL}}
+
+        scene.cluster.reassign = refused_of_one  # type: ignore[method-assign]
+        for _ in range(4):
+            told = await scene.look()
+        assert asked == [LOCAL, "remote-u"]
+        assert "the brokers refuse to add some: INVALID_REPLICA_ASSIGNMENT: no" in (told or "")
+        assert len(scene.cluster.found["remote-u"].replicas[0]) == 3
+        scene.cluster.growing.clear()
+        await asyncio.sleep(61)
+        await scene.look()
+        assert asked == [LOCAL, "remote-u", LOCAL]
+
+    on_cluster(work)
+
+
+def test_a_setting_that_is_refused_is_not_set_at_each_look() -> None:
+    async def work(scene: Scene) -> None:
+        await scene.prepare()
+        scene.cluster.brokers = [1, 2, 3]
+        await scene.look()
+        scene.cluster.growing.clear()
+        asked = list[str | None]()
+
+        def policy(topic: str, name: str, value: str | None) -> str | None:
+            asked.extend([value] if name == "min.insync.replicas" else [])
+            return "no" if name == "min.insync.replicas" else None
+
+        scene.cluster.policy = policy
+        for _ in range(4):
+            assert (await scene.look() or "").startswith("TARGET_REFUSES_SETTINGS: ")
+        assert asked == ["2"]
+        scene.cluster.policy = lambda topic, name, value: None
+        await asyncio.sleep(61)
+        await scene.prepare()
+        assert await scene.look() is None
+        assert scene.in_sync_min == "2"
 
     on_cluster(work)
