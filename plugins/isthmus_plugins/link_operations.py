@@ -95,7 +95,7 @@ class LinkOperations(Protocol):
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
 
-    def topic_settings_reason(self, topic: str) -> Reason | None:
+    def topic_reason(self, topic: str) -> Reason | None:
         """Why a local topic does not have its source's settings or replicas, or, promoted, a follower's settings."""
 
     def truncations(self, link_name: str) -> list[TruncationStatus]:

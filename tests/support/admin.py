@@ -338,7 +338,7 @@ class MemoryLinks:
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}
 
-    def topic_settings_reason(self, topic: str) -> Reason | None:
+    def topic_reason(self, topic: str) -> Reason | None:
         return self.settings_reasons.get(topic)
 
     async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:

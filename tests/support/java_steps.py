@@ -1,4 +1,6 @@
-"""Java producers for what Kafka's tools do not do: transactions step by step, and records for as long as it takes."""
+"""Java programs for what Kafka's tools do not do: transactions step by step, records for as long as it takes; and
+classes that brokers load.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,15 @@ def java_compiles(version: str) -> bool:
     """Whether Java here runs programs from their source; one that comes without its compiler does not."""
     java = str(prepare(version).java.executable)
     return _COMPILER in subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
+
+
+def broker_classes(version: str, program: str, directory: Path) -> Path:
+    """Compile classes that brokers of a version load, into ``directory``, which ClusterSpec's ``classes`` may name."""
+    distribution = prepare(version)
+    compiler = distribution.java.executable.resolve().with_name("javac")
+    arguments = [compiler, "-d", directory, _PROGRAMS / program]
+    subprocess.run(list(map(str, arguments)), env=distribution.environment(), check=True, timeout=120)
+    return directory
 
 
 def _spawn(version: str, program: str, arguments: Sequence[str], settings: dict[str, str]) -> subprocess.Popen[str]:

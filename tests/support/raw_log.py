@@ -81,21 +81,11 @@ def fetch(wire: Wire, topic: str, offset: int, partition: int = 0, committed: bo
     return answer.responses[0].partitions[0]
 
 
-def log_start(wire: Wire, topic: str, partition: int = 0) -> int:
-    answer = wire.request(
-        ApiKey.LIST_OFFSETS,
-        5,
-        {
-            "replica_id": -1,
-            "isolation_level": 0,
-            "topics": [
-                {
-                    "name": topic,
-                    "partitions": [{"partition_index": partition, "current_leader_epoch": -1, "timestamp": -2}],
-                }
-            ],
-        },
-    )
+def log_start(wire: Wire, topic: str, partition: int = 0, local: bool = False) -> int:
+    """Where a partition starts; ``local``: what the broker has of it on its own disk (KIP-405)."""
+    at = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": -4 if local else -2}
+    question = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": topic, "partitions": [at]}]}
+    answer = wire.request(ApiKey.LIST_OFFSETS, 8 if local else 5, question)
     found = answer.topics[0].partitions[0]
     assert not found.error_code, found
     return int(found.offset)

@@ -538,7 +538,7 @@ class KafkaCluster:
                 flags=flags,
                 log_level="info",
             )
-            process = Process.spawn(command, distribution.environment(), home / "broker.log")
+            process = Process.spawn(command, distribution.environment(self.spec.classes), home / "broker.log")
             self._processes[broker_id] = process
             self.state.pids[broker_id] = process.pid
         self._write_state()

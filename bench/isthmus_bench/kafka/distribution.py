@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,10 +64,10 @@ class Distribution:
             command.append(f"-Dlog4j.configuration={(_HERE / 'log4j.properties').as_uri()}")
         return [*command, *self.module_flags, f"-Disthmus.log.level={log_level}", *flags, main, *arguments]
 
-    def environment(self) -> dict[str, str]:
-        """Ours, with the class path, which is too long to read in a list of processes."""
+    def environment(self, classes: Iterable[Path] = ()) -> dict[str, str]:
+        """Ours, with the class path, which is too long for lists of processes; ``classes`` come last in it."""
         environment = {key: value for key, value in os.environ.items() if not _foreign(key)}
-        environment["CLASSPATH"] = os.pathsep.join(map(str, self.jars))
+        environment["CLASSPATH"] = os.pathsep.join(map(str, (*self.jars, *classes)))
         return environment
 
 

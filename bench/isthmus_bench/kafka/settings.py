@@ -75,6 +75,8 @@ class ClusterSpec(BaseModel):
     heap_mb: int = 256
     jvm_flags: tuple[str, ...] = ()
     """After our own, so they win: ``-XX:TieredStopAtLevel=4`` for benchmarks of throughput."""
+    classes: tuple[Path, ...] = ()
+    """Directories of brokers' own plugins (policies, remote storage), after Kafka's jars in the class path."""
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSpec:

@@ -415,7 +415,7 @@ def _state(app: FastAPI, services: AdminServices) -> None:
             raise OperationError("NOT_FOUND", f"topic {name!r} follows no link here, nor did it", 404)
         if services.links is not None:
             view.overrides = dict(services.links.topic_overrides(name))
-            settings = services.links.topic_settings_reason(name)
+            settings = services.links.topic_reason(name)
             if settings is not None and view.reason is None:
                 view.reason, view.message = settings.code, settings.message
         return view

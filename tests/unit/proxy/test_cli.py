@@ -45,7 +45,8 @@ def listener() -> Iterator[RunningAdmin]:
 
 @pytest.fixture
 def admin(listener: RunningAdmin) -> Iterator[RunningAdmin]:
-    """The listener with nothing in it but its one link and its own lease."""
+    """The listener with nothing in it but its one link and its own lease, as long as all of it."""
+    listener.call(listener.log.enforce, "proxy-1")
     yield listener
     listener.call(_reset, listener)
 

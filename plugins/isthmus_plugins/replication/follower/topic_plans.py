@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from isthmus_control.commands import SetFollowerTopic
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, TopicHistory, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, succession
@@ -57,6 +58,18 @@ def next_step(record: FollowerTopic | None, link_name: str, existing: TopicInfo 
 def is_recorded(record: FollowerTopic | None, existing: TopicInfo | None) -> bool:
     """Whether a topic is the one that was recorded, and no other of its name."""
     return record is not None and existing is not None and id_of(existing) == record.topic_id
+
+
+def is_intent(record: FollowerTopic, wanted: SetFollowerTopic) -> bool:
+    """Whether it is recorded already that this topic is about to be made."""
+    return not record.deleting and (
+        record.link,
+        record.source_topic,
+        record.source_topic_id,
+        record.state,
+        record.topic_id,
+        record.settings,
+    ) == (wanted.link, wanted.source_topic, wanted.source_topic_id, wanted.state, wanted.topic_id, wanted.settings)
 
 
 def id_of(topic: TopicInfo) -> str:

@@ -165,8 +165,9 @@ class FollowerTopics(Part):
                 self._refused(link_name, wanted.topic, refusal)
                 return _Prepared(None, False, refusal.code, str(refusal))
             except KafkaRefused as error:
-                message = f"the target refuses the topic: {error}"
-                return _Prepared(None, False, ReasonCode.TARGET_TOPIC_NOT_CREATED, message)
+                not_made = Refusal(ReasonCode.TARGET_TOPIC_NOT_CREATED, f"the target refuses the topic: {error}")
+                self._refused(link_name, wanted.topic, not_made)
+                return _Prepared(None, False, not_made.code, str(not_made))
             except BrokerUnavailable as error:
                 return _Prepared(None, False, reasons.BROKER_UNAVAILABLE, str(error))
         self.refused.pop(local, None)
@@ -486,18 +487,20 @@ class FollowerTopics(Part):
         topic_id: bytes | None = None,
         reason: Reason | None = None,
     ) -> None:
-        await self._append(
-            SetFollowerTopic(
-                link_name,
-                local,
-                wanted.topic,
-                wanted.topic_id,
-                topic_state,
-                None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
-                reason,
-                self.settings.to_record(local, wanted.configs or {}),
-            )
+        body = SetFollowerTopic(
+            link_name,
+            local,
+            wanted.topic,
+            wanted.topic_id,
+            topic_state,
+            None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
+            reason,
+            self.settings.to_record(local, wanted.configs or {}),
         )
+        known = self._context.control.state.follower_topics.get(local)
+        # What brokers refuse to make is tried again and again: what is meant is recorded once.
+        if known is None or topic_state is not TopicState.CREATING or not topic_plans.is_intent(known, body):
+            await self._append(body)
 
     async def _open_provenance(self, link_name: str, local: str, topic_id: bytes, offsets: Mapping[int, int]) -> None:
         text = str(uuid.UUID(bytes=topic_id))

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role, contains
+from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role, TopicState, contains
 from isthmus_control.rules.promotions import followed_over
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
-from isthmus_plugins.links import NamespaceRef, OperationError
+from isthmus_plugins.links import LeftOutName, NamespaceRef, OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link.peers import PeerState
 from isthmus_plugins.replication.operations.promotion import Promotions, doubted
@@ -27,6 +27,7 @@ SOURCE_REACHABLE: Final = "SOURCE_REACHABLE"
 CLAIMS_RECORDED_S: Final = 4.0
 """So long after the source was heard last its leases have run out, and every proxy here has recorded them."""
 POLL_S: Final = 0.1
+NOT_FOLLOWED: Final = {TopicState.CREATING: "was not made here", TopicState.REFUSED: "does not follow"}
 
 Progress = Callable[[int, int], None]
 
@@ -135,6 +136,7 @@ class Failovers:
                 return report
             topics = await self._context.cluster.topics()
             report.topics = sorted(name for name, topic in topics.items() if self._holds(key, mapping, topic))
+            report.left_out += self._not_followed(link, key)
             await self._promotions.look_at_replicas(report)
             await self._promotions.look_at_transactions(link.name, topics, report)
             report.claims = await self._claims(topics, report.topics)
@@ -144,6 +146,16 @@ class Failovers:
         report.missing = [why for name in report.topics if name in records for why in doubted(records[name])]
         report.settings_kept = [name for name in report.topics if name in records and not records[name].settings]
         return report
+
+    def _not_followed(self, link: Link, key: NamespaceKey) -> list[LeftOutName]:
+        """Topics that were to follow, and do not."""
+        found = []
+        for topic, record in sorted(self._context.control.state.follower_topics.items()):
+            if record.link == link.name and record.state in NOT_FOLLOWED and contains(*key, topic):
+                why = "" if record.reason is None else f": {record.reason.message}"
+                reason = f"{topic} {NOT_FOLLOWED[record.state]}{why}"
+                found.append(LeftOutName(type="topic", name=record.source_topic, reason=reason))
+        return found
 
     @staticmethod
     def _holds(key: NamespaceKey, mapping: NamespaceMapping | None, topic: TopicInfo) -> bool:

@@ -354,10 +354,12 @@ class LinkService(Part):
         """The settings that a local topic has instead of its source's because it follows."""
         return self._follower_topics.settings.overrides(topic)
 
-    def topic_settings_reason(self, topic: str) -> Reason | None:
-        """Why a local topic does not have its source's settings or replicas, or still has a follower's settings."""
+    def topic_reason(self, topic: str) -> Reason | None:
+        """Why a local topic does not go on with its source's, or does not have its settings or replicas, or still has a
+        follower's settings."""
+        refused = self._follower_topics.refused.get(topic)
         settings = self._follower_topics.settings.reason(topic) or self._kept_settings.reason(topic)
-        return settings or self._replicas.reason(topic)
+        return refused or settings or self._replicas.reason(topic)
 
     # ---- verify ----
 

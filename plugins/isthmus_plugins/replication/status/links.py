@@ -31,6 +31,8 @@ from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.sync.status import link_state, note_followed, note_led
 
+MAKING_S: Final = 5.0
+"""How long a topic may be about to be made without being shown."""
 NOT_ON_LINKS: Final = frozenset({"admin", "capture", "front", "gateway", "namespace-plugins", "operations"})
 """Owners of background work that no link depends on."""
 
@@ -230,6 +232,8 @@ class LinkStatuses:
                         message=record.reason.message,
                     )
                 )
+            elif record.state is TopicState.CREATING and not record.deleting:
+                found += self._not_made(record, connected)
             elif record.state is TopicState.FOLLOWING and self._context.fronted_brokers is None:
                 # No stream of it was opened since this process started.
                 history = state.histories.get(record.topic)
@@ -237,6 +241,23 @@ class LinkStatuses:
                     if (record.topic, partition) not in streams:
                         found.append(self._without_stream(record, partition, connected))
         return found
+
+    def _not_made(self, record: FollowerTopic, connected: bool) -> list[PartitionStatus]:
+        """A topic that was about to be made and is not: its brokers refuse it, or it takes its time."""
+        refused = self._follower_topics.refused.get(record.topic)
+        if refused is None and self._clock.time() - record.recorded_ms / 1000 < MAKING_S:
+            return []
+        status = PartitionStatus(
+            topic=record.topic,
+            remote_topic=record.source_topic,
+            partition=-1,
+            role="follower",
+            state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
+        )
+        if refused is not None:
+            status.state = reasons.waiting_state(refused.code) or status.state
+            status.reason, status.message = refused.code, refused.message
+        return [status]
 
     def _without_stream(self, record: FollowerTopic, partition: int, connected: bool) -> PartitionStatus:
         status = PartitionStatus(

@@ -691,6 +691,16 @@ def test_a_topic_is_not_made_without_what_a_follower_needs(name: str) -> None:
         assert (answer.ready, answer.code) == (False, ReasonCode.TARGET_TOPIC_NOT_CREATED)
         assert "not for you" in str(answer.message)
         assert LOCAL not in scene.cluster.found
+        shown = scene.topics.refused[LOCAL]
+        assert (shown.code, shown.message) == (answer.code, answer.message)
+        recorded = scene.control.state.applied_offset
+        assert not (await scene.prepare()).ready
+        assert scene.control.state.applied_offset == recorded, (
+            "what is meant is recorded once, however often it is tried"
+        )
+        scene.cluster.policy = lambda topic, setting, value: None
+        assert (await scene.prepare()).ready
+        assert LOCAL not in scene.topics.refused
 
     on_cluster(work)
 

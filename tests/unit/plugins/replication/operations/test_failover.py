@@ -15,7 +15,7 @@ from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceTy
 from isthmus_plugins import links
 from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.failover_report import Failover, FailoverReport
-from isthmus_plugins.links import NamespaceRef, OperationError, Promote, SetMode
+from isthmus_plugins.links import LeftOutName, NamespaceRef, OperationError, Promote, SetMode
 from isthmus_plugins.replication.in_doubt.store import DECISION, Entry
 from isthmus_protocol.offsets_log import partition_of
 
@@ -95,7 +95,33 @@ def test_a_setting_that_is_refused_keeps_nothing_from_becoming_writable() -> Non
         assert (report.promoted, report.settings_refused) == (True, refused)
         assert promoted(two)
         assert settings(two) == SOURCES | {"retention.ms": "-1"}
-        assert two.b.links.topic_settings_reason("r-t") is not None
+        assert two.b.links.topic_reason("r-t") is not None
+
+    on_following(work)
+
+
+def test_topics_that_the_brokers_refused_to_make_are_told() -> None:
+    async def work(two: Two) -> None:
+        two.clusters["B"].policy = lambda topic, name, value: "no" if topic == "r-u" else None
+        two.clusters["A"].add_topic("l-u")
+        refused = "the target refuses the topic: POLICY_VIOLATION: no"
+
+        def shown() -> list[tuple[str, str | None, str | None]]:
+            partitions = two.b.status().partitions
+            return [(each.state, each.reason, each.message) for each in partitions if each.topic == "r-u"]
+
+        await two.until("told", lambda: shown() == [("Refused", "TARGET_TOPIC_NOT_CREATED", refused)])
+        assert two.b.status().state == "Catching Up"
+        reason = two.b.links.topic_reason("r-u")
+        assert reason is not None
+        assert reason.message == refused
+        with pytest.raises(OperationError, match="l-u is not followed"):
+            await two.b.links.promote("a-to-b", Promote(namespaces=[NamespaceRef(local="r-")]), lambda *done: None)
+        await source_lost(two)
+        left_out = [LeftOutName(type="topic", name="l-u", reason="r-u was not made here")]
+        assert (await fail_over(two, DRY)).namespaces[0].left_out == left_out
+        assert (await fail_over(two)).namespaces[0].left_out == left_out
+        assert promoted(two)
 
     on_following(work)
 

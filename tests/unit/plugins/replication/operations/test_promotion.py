@@ -82,11 +82,11 @@ def test_a_setting_that_is_refused_keeps_nobody_from_becoming_writable() -> None
         assert [each["retention.ms"] for each in found.values()] == ["86400000", "-1", "86400000"]
         assert found["r-t"]["compression.type"] == "gzip"
         # It shows until somebody has decided, whichever proxy is asked.
-        reason = two.b.links.topic_settings_reason("r-t")
+        reason = two.b.links.topic_reason("r-t")
         assert reason is not None
         assert "retention.ms=-1 (its source: 5)" in reason.message
         assert two.b.status().settings_kept == [reason.message]
-        assert two.b.links.topic_settings_reason("r-z") is None
+        assert two.b.links.topic_reason("r-z") is None
         target.found["r-t"].configs["retention.ms"] = "86400000"
         await two.until("it shows no more", lambda: not two.b.status().settings_kept, 15)
 
