@@ -1,8 +1,9 @@
 """What many topics cost a link: attaching, verifying, and a new topic beside them, for several numbers of topics.
 
 For each size two fresh clusters, a proxy in front of each, and a link. A Java AdminClient creates as many topics at the
-target as the link will have to, with the same settings, a hundred in a request, until all partitions have leaders; they
-are deleted again, and those that are to follow created at the source, empty. Then:
+target as the link will have to, with the same settings, a hundred in a request, until all partitions have leaders that
+say where their logs end; they are deleted again, and those that are to follow created at the source, empty, until they
+can be read. Then:
 
 1. a namespace that holds them is attached: the time until all partitions follow, as the source's proxy says;
 2. both sides are verified;
@@ -90,9 +91,10 @@ class Figure:
     partitions: int
     """Of all topics."""
     created_s: float
-    """By a Java AdminClient, until all have leaders."""
+    """By a Java AdminClient, until it is said who leads them."""
     usable_s: float
-    """And until these say where their logs end: no stream can be opened before."""
+    """And until these lead them, and say where their logs end: a broker makes logs after it was told that it leads, and
+    nothing can be written before."""
     attached_s: float
     """Until all partitions follow."""
     attach_cpu_s: float
@@ -106,8 +108,8 @@ class Figure:
 
     @property
     def attach_ratio(self) -> float:
-        """Attaching, against creating the topics directly."""
-        return self.attached_s / self.created_s
+        """Attaching, against creating the topics directly until their leaders lead."""
+        return self.attached_s / self.usable_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ class _Scale:
         self._java_b.delete("direct.", size)
         self._say(f"{size} topics: created in {created_s:.1f} s; now at the source")
         self._java_a.create(TOPICS, size, {})
+        self._java_a.offsets(TOPICS, size)
+        self._until_gone(self._b, "direct.")
         attached_s, attach_cpu_s = self._timed(lambda: self._attach(TOPICS, size))
         self._say(f"{size} topics: attached in {attached_s:.1f} s")
         verified_s, verify_cpu_s = self._timed(self._verify)
@@ -247,9 +251,19 @@ class _Scale:
         settings = asyncio.run(self._own_settings("warm.0"))
         self._verify()
         self._http.delete(f"/v1/links/{LINK}/mappings", params={"local": "warm."}).raise_for_status()
-        self._java_a.delete("warm.", warm)
-        self._java_b.delete("warm.", warm)
+        for java, kafka in ((self._java_a, self._a), (self._java_b, self._b)):
+            java.delete("warm.", warm)
+            self._until_gone(kafka, "warm.")
         return settings
+
+    @staticmethod
+    def _until_gone(kafka: KafkaCluster, prefix: str) -> None:
+        """Wait until brokers have deleted the logs of topics that nobody lists any more. Raises ProxyFailed."""
+        deadline = time.monotonic() + FOLLOW_TIMEOUT_S
+        while any(next(data.glob(f"{prefix}*"), None) is not None for data in kafka.log_directories):
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"brokers of {kafka.spec.name} have not deleted the logs of {prefix}*")
+            time.sleep(LOOK_S)
 
     async def _own_settings(self, topic: str) -> Mapping[str, str]:
         async with ClusterClient([self._b.bootstrap_servers.split(",")[0]]) as client:

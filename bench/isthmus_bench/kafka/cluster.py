@@ -144,6 +144,11 @@ class KafkaCluster:
         return self._directory
 
     @property
+    def log_directories(self) -> Sequence[Path]:
+        """Of all brokers: where the directories of partitions are."""
+        return [self._home(broker_id) / "data" for broker_id in self.spec.ids]
+
+    @property
     def state(self) -> ClusterState:
         if self._state is None:
             raise EmbeddedKafkaError("the cluster is not started")

@@ -19,12 +19,12 @@ def test_growth_is_what_a_topic_takes_among_the_most_against_the_fewest() -> Non
 
 
 def test_targets() -> None:
-    verdicts = {each.target: each for each in verdicts_of([figure(100, 2.0), figure(400, 16.0, verified_s=4.0)])}
+    verdicts = {each.target: each for each in verdicts_of([figure(100, 2.0), figure(400, 24.0, verified_s=4.0)])}
     attach = verdicts["attach of 400 topics against creating them"]
-    assert (attach.measured, attach.met) == (1.6, False)
+    assert (attach.measured, attach.met) == (2.0, False)
     assert verdicts["verify of 400 topics, s"].met
     assert verdicts["a new topic beside 400, s"].measured == 1.5, "the slowest counts"
-    assert verdicts["attach, a topic, most against fewest"].measured == pytest.approx(2.0)
+    assert verdicts["attach, a topic, most against fewest"].measured == pytest.approx(3.0)
     assert verdicts["verify, a topic, most against fewest"].met
     alone = {each.target: each.met for each in verdicts_of([figure(100, 2.0)])}
     assert alone["CPU to attach, a topic, most against fewest"] is None, "one size says nothing of growth"
@@ -34,7 +34,7 @@ def test_the_report_as_tables() -> None:
     figures = [figure(100, 2.0)]
     report = Report("2 cores", "Kafka 4.3.0", figures, list(verdicts_of(figures)))
     many, each, targets = tables(report)
-    assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.20", "1.0", "0.80", "1.50", "120"]]
-    assert each[2] == [["100", "100.0", "20.0", "40.0", "10.0", "5.0"]]
+    assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.17", "1.0", "0.80", "1.50", "120"]]
+    assert each[2] == [["100", "120.0", "20.0", "40.0", "10.0", "5.0"]]
     assert [row[-1] for row in targets[2]] == ["yes", "yes", "yes", *["not measured"] * 4]
     assert report.as_dict()["verdicts"][0]["met"] is True
