@@ -41,6 +41,7 @@ def reads(side: Side, topic: str) -> list[list[Read]]:
     return [side.read(topic, isolation=isolation) for isolation in ("read_uncommitted", "read_committed")]
 
 
+@pytest.mark.one_in_ci("stories", of="chains and reversals")
 def test_a_chain(link: Linked) -> None:
     topic = unique("t")
     source, middle = link.local + topic, link.remote + topic
@@ -66,6 +67,7 @@ def test_a_chain(link: Linked) -> None:
             link.b.proxy.cli("link", "delete", name)
 
 
+@pytest.mark.one_in_ci("stories", of="chains and reversals")
 def test_a_reversal(link: Linked) -> None:
     """Records and producer ids that come home are what they were; the old leader's own producers go on after."""
     topic = unique("back")

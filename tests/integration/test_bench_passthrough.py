@@ -12,9 +12,10 @@ from isthmus_bench.bench_cli import bench_app
 from isthmus_bench.passthrough import DIRECT, HOOK, NO_PLUGINS, PROXY, RELAY, TLS
 
 REAL = [pytest.mark.brokers, pytest.mark.suite("bench")]
+CANNED = pytest.mark.one_in_ci("stories", "bench", of="commands of jobs")
 
 
-@pytest.mark.parametrize("broker", ["canned", pytest.param("kafka", marks=REAL)])
+@pytest.mark.parametrize("broker", [pytest.param("canned", marks=CANNED), pytest.param("kafka", marks=REAL)])
 def test_a_quick_run(broker: str, tmp_path: Path) -> None:
     markdown = tmp_path / "report.md"
     arguments = ["passthrough", "--quick", "--broker", broker, "-o", "json", "--markdown", str(markdown)]

@@ -57,6 +57,7 @@ def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> Iter
         yield Scene(pair, data, prefix)
 
 
+@pytest.mark.one_in_ci("stories", of="captures of links")
 def test_what_a_link_did_is_in_the_files_of_both_sides(scene: Scene) -> None:
     pair, topic = scene.pair, scene.prefix + "t"
     pair.a.create_topic(topic)
@@ -91,6 +92,7 @@ def test_what_a_link_did_is_in_the_files_of_both_sides(scene: Scene) -> None:
     assert lost["role"] == "leader"
 
 
+@pytest.mark.one_in_ci("stories", of="captures of links")
 def test_events_go_to_a_topic_of_another_cluster_once_each(scene: Scene) -> None:
     pair, topic, events = scene.pair, scene.prefix + "t", unique("events-")
     pair.a.create_topic(topic)
@@ -146,6 +148,7 @@ def test_events_go_to_a_topic_of_another_cluster_once_each(scene: Scene) -> None
     assert not list(scene.data[0].rglob(f"*{scene.prefix}*")), "no files were wanted"
 
 
+@pytest.mark.one_in_ci("stories", of="captures of links")
 def test_a_topic_needs_its_servers_and_a_client_file_that_says_what_is_known(scene: Scene, tmp_path: Path) -> None:
     proxy = scene.pair.a.proxy
     client = tmp_path / "client.properties"

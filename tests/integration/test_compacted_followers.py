@@ -81,6 +81,7 @@ def verified(link: Linked, source: str) -> list[dict[str, object]]:
     return [each for each in link.verify(check=False)["partitions"] if each["topic"] == source]
 
 
+@pytest.mark.one_in_ci("stories", of="cleaned followers")
 def test_a_follower_is_compacted_once_it_was_filled_and_stays_so(link: Linked) -> None:
     source, target = link.names("filled")
     link.a.create_topic(source, config={POLICY: "compact", **CLEANED_OFTEN}, direct=True)
@@ -113,6 +114,7 @@ def test_a_follower_is_compacted_once_it_was_filled_and_stays_so(link: Linked) -
     wait_no_reason(link, target)
 
 
+@pytest.mark.one_in_ci("stories", of="cleaned followers")
 def test_records_without_a_key_are_taken_and_it_is_compacted_again_after(link: Linked) -> None:
     source, target = link.names("keyless")
     link.a.create_topic(source, config={POLICY: "compact", **CLEANED_OFTEN}, direct=True)

@@ -12,7 +12,9 @@ import pytest
 import uvloop
 from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from support.kafka import unique
+from support.links import until
 
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
@@ -96,6 +98,15 @@ def _produce(bootstrap: str, topic: str, transactional_id: str | None) -> tuple[
     return offsets, took
 
 
+def _topic(kafka: KafkaCluster) -> str:
+    """A topic that has a leader: one that is made by its first record has that sent again until it has one."""
+    topic, admin = unique("gated-"), AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    place = TopicPartition(topic, 0)
+    until("it is led", lambda: admin.list_offsets({place: OffsetSpec.latest()})[place].result(10))
+    return topic
+
+
 def _stored(kafka: KafkaCluster, topic: str) -> list[bytes]:
     consumer = RdConsumer(
         {"bootstrap.servers": kafka.bootstrap_servers, "group.id": unique("g-"), "enable.partition.eof": True}
@@ -114,7 +125,7 @@ def _stored(kafka: KafkaCluster, topic: str) -> list[bytes]:
 def test_a_producer_with_several_requests_in_flight_is_answered_in_order_and_does_not_wait_for_each_gate(
     kafka: KafkaCluster, transactional: bool
 ) -> None:
-    topic = unique("gated-")
+    topic = _topic(kafka)
 
     async def main() -> None:
         late = _Late()

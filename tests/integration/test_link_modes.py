@@ -15,6 +15,7 @@ from isthmus_bench.proxies import ProxyFailed
 pytestmark = pytest.mark.brokers
 
 
+@pytest.mark.one_in_ci("stories", of="modes of links")
 def test_enrolment_token(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> None:
     a, b = kafka_pair
     right, wrong = tmp_path / "right", tmp_path / "wrong"

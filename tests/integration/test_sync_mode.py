@@ -25,6 +25,7 @@ def unknown(partition: dict[str, Any]) -> bool:
     return sync["state"] == "Unknown" and sync["until_ms"] > 0 and partition["message"].startswith("In-Sync until")
 
 
+@pytest.mark.one_in_ci("stories", of="modes of links")
 def test_the_mode_is_set_when_the_link_follows_and_goes_at_once(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
     with linked(*kafka_pair) as link:
         command = "link", "set-mode", link.name, "synchronous"
@@ -84,6 +85,7 @@ def test_the_mode_is_set_when_the_link_follows_and_goes_at_once(kafka_pair: tupl
         link.a.proxy.cli(*command)
 
 
+@pytest.mark.one_in_ci("stories", of="modes of links")
 def test_consumers_of_a_follower_wait_until_it_was_in_sync_once(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
     """Meanwhile the source's transactions are acked; what comes of them is seen whole."""
     with linked(*kafka_pair) as link:

@@ -76,6 +76,7 @@ class Reader:
         self._consumer.close()
 
 
+@pytest.mark.one_in_ci("stories", of="clients of what is cut")
 def test_consumers_that_run_meanwhile_wait_and_go_on_at_their_positions(link: Linked) -> None:
     source, target = link.names("consumed")
     link.a.create_topic(source, 2)
@@ -121,6 +122,7 @@ def test_consumers_that_run_meanwhile_wait_and_go_on_at_their_positions(link: Li
     assert ours == mine
 
 
+@pytest.mark.one_in_ci("stories", of="clients of what is cut")
 def test_a_java_consumer_of_a_kip_848_group_that_read_what_is_cut_goes_on_at_the_cut(link: Linked) -> None:
     source, target = link.names("java-848")
     link.a.create_topic(source)

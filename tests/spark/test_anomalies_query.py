@@ -110,7 +110,10 @@ def drive(setup: Setup, point: str | None, nth: int, how: str) -> subprocess.Com
 @pytest.mark.parametrize(
     "points",
     [
-        *(pytest.param((each,), id=each, marks=pytest.mark.one_in_ci("stories")) for each in POINTS),
+        *(
+            pytest.param((each,), id=each, marks=pytest.mark.one_in_ci("stories", of="Spark at work"))
+            for each in POINTS
+        ),
         pytest.param(tuple(POINTS), id="one after the other", marks=pytest.mark.suite("stories")),
     ],
 )

@@ -133,6 +133,7 @@ def test_equal_topics_and_one_that_is_behind(spark_kafka: SparkSession, kafka_pa
     assert [each[1] for each in states(whole)] == ["equal", "different", "equal"]
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_planted_differences_are_found_and_no_others(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     topic = unique("audited-")
     left, right = kafka_pair
@@ -196,6 +197,7 @@ def test_what_became_of_transactions(spark_kafka: SparkSession, kafka_pair: Pair
         each.abort_transaction(30)
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_what_was_deleted_on_one_side_is_told_and_not_compared(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     topic = unique("deleted-")
     for cluster in kafka_pair:
@@ -278,6 +280,7 @@ def test_groups_are_compared_by_what_they_have_committed(spark_kafka: SparkSessi
     assert states(audited) == [(0, "equal", 0, 8, 8, 8, 2)]
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_what_a_link_copied_is_equal_until_somebody_writes_past_it(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     (_, right), group = kafka_pair, unique("app-")
     with linked(*kafka_pair) as pair, taking_transactions(pair.b):

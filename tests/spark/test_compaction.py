@@ -34,6 +34,7 @@ def compacted(root: Path, delete: bool = False, keep: Keep | None = None) -> Res
     return compact(root / "capture", root / "compacted", write, lambda _: None, delete=delete, keep=keep)
 
 
+@pytest.mark.one_in_ci("stories", of="kills of compactions")
 @pytest.mark.parametrize("scene", SCENES)
 def test_no_kill_loses_or_doubles_an_event(scene: str, tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "support" / "compaction_kills.py"

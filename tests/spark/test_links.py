@@ -105,6 +105,7 @@ def test_a_cut_is_an_incident_with_rto_and_rpo(spark: SparkSession) -> None:
     }
 
 
+@pytest.mark.one_in_ci("stories", of="incidents of links")
 def test_limits_decide_what_counts(spark: SparkSession) -> None:
     events = [
         told("Following", 0),
@@ -126,6 +127,7 @@ def test_limits_decide_what_counts(spark: SparkSession) -> None:
         assert (second(found["begun"]), second(found["ended"])) == (begun, ended), limits
 
 
+@pytest.mark.one_in_ci("stories", of="incidents of links")
 def test_while_in_sync_nothing_acked_is_at_risk(spark: SparkSession) -> None:
     # The link is cut at 10: acks are held for 10 s, then Out-Of-Sync is recorded and they go.
     events = [
@@ -142,6 +144,7 @@ def test_while_in_sync_nothing_acked_is_at_risk(spark: SparkSession) -> None:
     assert (held["worst"], held["rpo_offsets"], held["at_risk_offsets"], held["at_risk_ms"]) == ("In-Sync", 36, 0, 0)
 
 
+@pytest.mark.one_in_ci("stories", of="incidents of links")
 def test_a_proxy_that_falls_silent_is_no_incident_and_no_proof_of_health(spark: SparkSession) -> None:
     events = [told("Following", 0), *alive(0, 11), *alive(0, 61, proxy="pz")]
     of = s.pieces(link_frame(spark, *events)).cache()
