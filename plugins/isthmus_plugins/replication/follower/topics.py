@@ -56,6 +56,8 @@ IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
 AT_ONCE: Final = 200
 """Topics that are made, adopted or looked at at the same time."""
+MADE_S: Final = 60.0
+"""How long brokers may take to know a topic that they have made: they are busy where thousands are made."""
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
 
@@ -95,6 +97,8 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
+        self._seen: dict[str, str] = {}
+        """By topic: the id under which brokers have known it."""
         self._new: dict[tuple[LinkConnection, str], float] = {}
         """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
         self._holds_new: dict[LinkConnection, float] = {}
@@ -256,6 +260,7 @@ class FollowerTopics(Part):
             found |= await self._context.cluster.topics_named(left)
             led = all(name in found and _is_led(found[name]) for name in left)
             if led or clock.monotonic() > deadline:
+                self._seen |= {name: topic_plans.id_of(info) for name, info in found.items()}
                 return found
             await asyncio.sleep(delay)
             delay = min(2 * delay, 0.2)
@@ -313,6 +318,10 @@ class FollowerTopics(Part):
         found = seen
         if not topic_plans.is_recorded(record, found):  # another proxy of this cluster may have made it since
             found = await self._context.cluster.topic(record.topic)
+        if found is not None:
+            self._seen[record.topic] = topic_plans.id_of(found)
+        elif self._seen.get(record.topic) != record.topic_id and self._is_recent(record):
+            raise BrokerUnavailable(f"brokers do not know {record.topic} yet, which they have just made")
         existing = topic_plans.going_on(record, partitions, found)
         there = len(existing.partitions)
         if there < partitions:
@@ -323,6 +332,9 @@ class FollowerTopics(Part):
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
         return there < partitions or found is not seen
+
+    def _is_recent(self, record: FollowerTopic) -> bool:
+        return self._context.clock.time() - record.recorded_ms / 1000 < MADE_S
 
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)

@@ -528,6 +528,41 @@ def test_what_came_from_a_topic_that_the_sources_succeeded_counts_where_the_sour
 # ---- while it follows ----
 
 
+def test_brokers_that_are_busy_may_take_a_while_to_know_what_they_have_made() -> None:
+    async def work(scene: Scene) -> None:
+        make = scene.cluster.create_topic
+
+        async def made_and_not_known(topic: str, *args: Any) -> bytes:
+            topic_id = await make(topic, *args)
+            scene.cluster.hidden[topic] = scene.cluster.found.pop(topic)
+            return topic_id
+
+        scene.cluster.create_topic = made_and_not_known  # type: ignore[method-assign]
+        await scene.prepare()
+        answer = await scene.prepare()
+        assert (answer.ready, answer.code) == (False, reasons.BROKER_UNAVAILABLE)
+        assert "which they have just made" in str(answer.message)
+        assert LOCAL not in scene.topics.refused
+        scene.cluster.found[LOCAL] = scene.cluster.hidden.pop(LOCAL)
+        assert (await scene.prepare()).ready
+        del scene.cluster.found[LOCAL]
+        assert (await scene.prepare()).code == ReasonCode.TARGET_TOPIC_MAY_BE_DELETED, "it was there"
+
+    on_cluster(work)
+
+
+def test_a_topic_that_brokers_never_come_to_know_is_gone() -> None:
+    async def work(scene: Scene) -> None:
+        await scene.prepare()
+        del scene.cluster.found[LOCAL]
+        scene.restart()
+        assert (await scene.prepare()).code == reasons.BROKER_UNAVAILABLE
+        await asyncio.sleep(61)
+        assert (await scene.prepare()).code == ReasonCode.TARGET_TOPIC_MAY_BE_DELETED
+
+    on_cluster(work)
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
