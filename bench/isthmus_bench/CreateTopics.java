@@ -6,6 +6,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Properties;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutionException;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.apache.kafka.clients.admin.Admin;
@@ -13,6 +15,7 @@ import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 
 /**
  * Creates and deletes topics as it is told on standard input, line by line, and says how many milliseconds that took.
@@ -71,9 +74,8 @@ public class CreateTopics {
                             .all()
                             .get();
                 }
-                while (!led(names)) {
-                    Thread.sleep(LOOK_MS);
-                }
+                until(() -> admin.describeTopics(names).allTopicNames().get().values().stream()
+                        .allMatch(CreateTopics::isLed));
                 break;
             case "offsets":
                 Map<TopicPartition, OffsetSpec> latest = new HashMap<>();
@@ -82,15 +84,16 @@ public class CreateTopics {
                         latest.put(new TopicPartition(name, partition), OffsetSpec.latest());
                     }
                 }
-                admin.listOffsets(latest).all().get();
+                until(() -> {
+                    admin.listOffsets(latest).all().get();
+                    return true;
+                });
                 break;
             case "delete":
                 for (List<String> some : parts(names)) {
                     admin.deleteTopics(some).all().get();
                 }
-                while (admin.listTopics().names().get().stream().anyMatch(name -> name.startsWith(words[1]))) {
-                    Thread.sleep(LOOK_MS);
-                }
+                until(() -> admin.listTopics().names().get().stream().noneMatch(name -> name.startsWith(words[1])));
                 break;
             default:
                 throw new IllegalArgumentException("no such command: " + words[0]);
@@ -105,21 +108,23 @@ public class CreateTopics {
         return found;
     }
 
-    /** Whether all partitions have leaders, as some broker knows; one may not have heard of a topic yet. */
-    private boolean led(List<String> names) throws Exception {
-        try {
-            for (TopicDescription topic :
-                    admin.describeTopics(names).allTopicNames().get().values()) {
-                if (topic.partitions().stream().anyMatch(partition -> partition.leader() == null)) {
-                    return false;
+    private static boolean isLed(TopicDescription topic) {
+        return topic.partitions().stream().noneMatch(partition -> partition.leader() == null);
+    }
+
+    /** Ask until it is so. A broker that is asked may not have heard of a topic yet. */
+    private static void until(Callable<Boolean> isSo) throws Exception {
+        while (true) {
+            try {
+                if (isSo.call()) {
+                    return;
+                }
+            } catch (ExecutionException error) {
+                if (!(error.getCause() instanceof UnknownTopicOrPartitionException)) {
+                    throw error;
                 }
             }
-            return true;
-        } catch (java.util.concurrent.ExecutionException error) {
-            if (error.getCause() instanceof org.apache.kafka.common.errors.UnknownTopicOrPartitionException) {
-                return false;
-            }
-            throw error;
+            Thread.sleep(LOOK_MS);
         }
     }
 }
