@@ -33,7 +33,7 @@ from isthmus_control.anchors import Anchor, LogFacts, LogRecord, RecentRecords
 from isthmus_control.apply import SNAPSHOT_INTERVAL
 from isthmus_control.commands import Body, Command, Snapshot, encode
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import INTERNAL_PREFIX
+from isthmus_control.model import CONTROL_TOPIC, INTERNAL_PREFIX
 from isthmus_control.outcome import Accepted
 from isthmus_control.prefixes import prefix_of, why_forked
 from isthmus_control.replica import Halted, Replica
@@ -53,7 +53,7 @@ log = logging.getLogger("isthmus.control_log")
 
 T = TypeVar("T")
 
-TOPIC: Final = INTERNAL_PREFIX + "control"
+TOPIC: Final = CONTROL_TOPIC
 PARTITION: Final = TopicPartition(TOPIC, 0)
 REPLICATION_FACTOR: Final = 3
 IN_SYNC_MIN: Final = "min.insync.replicas"

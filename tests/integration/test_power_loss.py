@@ -17,7 +17,7 @@ from support.source_topics import alter_topic
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_plugins.replication.in_doubt.store import TOPIC as STORE
+from isthmus_control.model import TRANSACTIONS_TOPIC as STORE
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 
 pytestmark = [

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from isthmus_control.model import INTERNAL_PREFIX
+from isthmus_control.model import CONTROL_TOPIC
 from isthmus_plugins.cluster import KafkaRefused, NewTopic
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 
-CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 TRIED_AT_ONCE: Final = 100
 """Topics in one request."""
 

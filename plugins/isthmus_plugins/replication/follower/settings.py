@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from isthmus_control.commands import CompactFollowerTopic, SetFollowerTopic
-from isthmus_control.model import INTERNAL_PREFIX, FollowerTopic, OffsetsCopy, Reason, ResourceType, Role, TopicState
+from isthmus_control.model import CONTROL_TOPIC, FollowerTopic, OffsetsCopy, Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
@@ -16,8 +16,6 @@ from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 
 log = logging.getLogger("isthmus_plugins.replication")
-
-CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 
 
 class Found(NamedTuple):

@@ -20,7 +20,6 @@ from isthmus_control.commands import (
     SetFollowerTopic,
 )
 from isthmus_control.model import (
-    INTERNAL_PREFIX,
     FollowerTopic,
     NamespaceMapping,
     Reason,
@@ -47,7 +46,6 @@ from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
 NEW_SAID_S: Final = 8.0

@@ -27,7 +27,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
+from isthmus_control.model import TRANSACTIONS_TOPIC as TOPIC
+from isthmus_control.model import ResourceType, Role
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, ProduceConnection, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext, check_lease
@@ -45,7 +46,6 @@ from isthmus_protocol.records import MAGIC, BatchHeader, whole_header
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-TOPIC: Final = INTERNAL_PREFIX + "transactions"
 PLACE: Final = (TOPIC, 0)
 LANE: Final = "transactions"
 DECISION: Final = "d"

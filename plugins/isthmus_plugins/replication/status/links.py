@@ -99,9 +99,7 @@ class LinkStatuses:
         note_followed(state_here, link, leases, self._clock, partitions, self._follower_topics.is_new)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         holds_new, hindered = self._holds_new(link), self._hindered()
-        state = link_state(link, connected, partitions)
-        if state is LinkState.IN_SYNC and not partitions and not holds_new:
-            state = LinkState.SYNCING
+        state = link_state(link, connected, partitions, holds_new)
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:

@@ -42,9 +42,7 @@ def mapping_statuses(
             mode, parts = _groups(mapping, groups)
         else:
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
-        state = combine(mode, connected, (part.state for part in parts))
-        if state is LinkState.IN_SYNC and not parts and not holds_new:
-            state = LinkState.SYNCING
+        state = combine(mode, connected, (part.state for part in parts), holds_new)
         why = _why(state, parts)
         reason, message = (None, None) if why is None else (why.reason, why.message)
         found.append(MappingStatus.of(mapping, state, reason, message))

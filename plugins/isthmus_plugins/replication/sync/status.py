@@ -218,10 +218,13 @@ def _moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus]) -> LinkState:
-    """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part."""
+def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus], holds_new: bool) -> LinkState:
+    """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part.
+
+    ``holds_new``: acks of topics to come wait for the other side.
+    """
     counted = partitions
     if link.mode is LinkMode.SYNCHRONOUS:
         known = list(partitions)
         counted = [each for role in Role for each in _of_namespaces(link, role, known)]
-    return combine(link.mode, connected, (PartitionState(each.state) for each in counted))
+    return combine(link.mode, connected, (PartitionState(each.state) for each in counted), holds_new)
