@@ -16,6 +16,8 @@ from support.versions import environment_of
 
 FROM: Final = (Path(__file__).parents[1] / "upgrade" / "FROM").read_text().strip()
 """The commit of the version before this one."""
+FROM_LEVEL: Final = 2
+"""The feature level of control logs that it knows."""
 TRAFFIC_S: Final = 3.0
 """How long a mix of versions works before the next step."""
 

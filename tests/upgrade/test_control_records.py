@@ -1,4 +1,4 @@
-"""What this version writes in a control log below level 1 is what the version before writes, and understands."""
+"""What this version writes in a control log below a new level is what the version before writes, and understands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import uuid
 from typing import Any
 
 import pytest
-from support.upgrades import FROM
+from support.upgrades import FROM, FROM_LEVEL
 from support.versions import environment_of
 
 from isthmus_control import commands as c
 from isthmus_control.codec import canonical
 from isthmus_control.control_state import ControlState
-from isthmus_control.levels import with_known_level
+from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import BrokerClaim, ResourceType, Role
 from isthmus_control.replica import Replica
 
@@ -86,7 +86,9 @@ def test_both_versions_come_to_the_same_state() -> None:
 def test_the_version_before_stops_where_the_level_is_raised_and_says_why() -> None:
     log = Log()
     log.write(c.CreateNamespace(ResourceType.TOPIC, "orders-"))
-    log.write(c.RaiseLevel(1))
+    log.write(c.RaiseLevel(FROM_LEVEL))
+    log.write(c.RaiseLevel(KNOWN_LEVEL))
     said, _ = read_by_the_version_before(log.records)
-    assert said[0] == "Accepted"
-    assert "'raise-level', which this version does not know (offset 1): upgrade this proxy" in said[1]
+    assert said[:-1] == ["Accepted"] * 2
+    known = f"feature level {KNOWN_LEVEL}, and this version knows {FROM_LEVEL} at most: upgrade this proxy (offset 2)"
+    assert known in said[-1]

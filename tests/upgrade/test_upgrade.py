@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from support.links import linked, until, whole
-from support.upgrades import Upgrade, upgrading
+from support.upgrades import FROM_LEVEL, Upgrade, upgrading
 from support.versions import environment_of
 
 from isthmus_bench.kafka import KafkaCluster
@@ -48,7 +48,7 @@ def test_proxies_of_one_cluster_are_upgraded_one_at_a_time(ends: str) -> None:
     with upgrading(ends, a_brokers=2) as upgrade:
         first, second = upgrade.pair.a.proxies
         upgrade.to_new(second)
-        with pytest.raises(ProxyFailed, match=f"proxy '{first.name}' .* knows feature level 0"):
+        with pytest.raises(ProxyFailed, match=f"proxy '{first.name}' .* knows feature level {FROM_LEVEL}"):
             second.cli("control", "upgrade")
         upgrade.to_new(upgrade.pair.b.proxy)
         upgrade.to_new(first)
@@ -74,7 +74,7 @@ def test_a_downgrade_afterwards_is_refused_and_the_link_is_out_of_sync(downgrade
         upgrade.to_new(target)
         raise_levels(upgrade)
         old, other = (source, target) if downgraded == "source" else (target, source)
-        upgrade.refuses(old, "raise-level", "upgrade this proxy")
+        upgrade.refuses(old, f"feature level {KNOWN_LEVEL}", "upgrade this proxy")
         out_of_sync(upgrade, other)
         old.environment = {}
         old.start()
