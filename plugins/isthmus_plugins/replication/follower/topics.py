@@ -33,7 +33,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings
@@ -305,6 +305,7 @@ class FollowerTopics(Part):
 
     async def _lose(self, agreed: TopicInfo) -> None:
         """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
+        check_lease(self._context)
         await self._context.cluster.delete_topic_id(agreed.topic_id)
 
     async def _adopt_or_refuse(

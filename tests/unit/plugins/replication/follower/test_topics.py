@@ -432,6 +432,28 @@ def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_delet
 # ---- attached again ----
 
 
+@pytest.mark.parametrize("how", ["consent", "recreate"])
+def test_a_proxy_whose_lease_is_over_loses_no_topic(how: str) -> None:
+    """Another one may have given it to clients since."""
+
+    async def work(scene: Scene) -> None:
+        if how == "consent":
+            of_one_to_be_lost(scene)
+        else:
+            assert (await scene.prepare()).ready
+            scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
+        there = scene.found
+        scene.context.lease_deadline = 0.0
+        answer = await scene.prepare()
+        assert (answer.ready, answer.code) == (False, reasons.BROKER_UNAVAILABLE)
+        assert scene.found is there
+        scene.context.lease_deadline = float("inf")
+        assert (await scene.prepare()).ready
+        assert scene.found is not there
+
+    on_cluster(work)
+
+
 async def followed(scene: Scene, records: int = 3) -> None:
     """A topic that has followed, and does not any more."""
     assert (await scene.prepare()).ready
