@@ -71,6 +71,11 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
+        self.source_logs: dict[str, tuple[str, str]] = {}
+        """By topic: the source's topic (its id), and in which control log it has it, as of the leader end's last calls.
+
+        Whoever notes that takes it out.
+        """
         self._new: dict[tuple[LinkConnection, str], float] = {}
         """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
         self._holds_new: dict[LinkConnection, float] = {}
@@ -116,6 +121,8 @@ class FollowerTopics(Part):
                     answers[name] = calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, str(error))
                 else:
                     self.refused.pop(local, None)
+                    if question.log is not None:
+                        self.source_logs[local] = said.topic_id, question.log
                     made = calls.ReadyTopic(local, self.settings.filling(local))
                     amiss = (None, None) if refused is None else (refused.code, refused.message)
                     answers[name] = calls.PreparedTopic(True, made, *amiss)

@@ -18,7 +18,7 @@ from isthmus_control.commands import (
     RecreateFollowerTopic,
     ReleaseSourceLosses,
 )
-from isthmus_control.model import FollowerTopic, ResourceType, TopicState, contains
+from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext, check_lease
@@ -157,8 +157,8 @@ class TopicDecisions:
     def _check_unchanged(self, record: FollowerTopic) -> None:
         """Raise OperationError where a topic is not any more what it was when the operator decided about it."""
         state = self._context.control.state
-        promoted = any(key.type is ResourceType.TOPIC and contains(*key, record.topic) for key in state.promotions)
-        if state.follower_topics.get(record.topic) != record or record.topic in state.truncations or promoted:
+        cut_or_promoted = record.topic in state.truncations or state.is_promoted(record.topic)
+        if state.follower_topics.get(record.topic) != record or cut_or_promoted:
             raise OperationError(
                 "CONFLICT", f"{record.topic} became another one meanwhile, or is promoted or truncated: look again", 409
             )
