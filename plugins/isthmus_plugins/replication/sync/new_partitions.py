@@ -21,7 +21,7 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 
 UNRECORDED = LinkPartition("", "", -1)
-"""Stands for the record that acks of a new partition wait for. Nobody confirms it."""
+"""Stands for the record that acks of a new partition wait for, or for all proxies to know it. Nobody confirms it."""
 
 Topics = Mapping[str, TopicInfo]
 Counts = Mapping[str, tuple[bytes, int]]

@@ -102,6 +102,31 @@ def test_no_ack_goes_before_it_is_recorded_even_where_the_other_side_has_it() ->
     on_source(work)
 
 
+def test_what_is_part_of_a_transaction_is_acked_when_every_proxy_holds_its_commit() -> None:
+    """EndTxn goes to another proxy, which would not wait for the decision before it knows of the partition."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        enforced, all_know = source.control.enforced, asyncio.Event()
+
+        async def waits(offset: int) -> None:
+            await all_know.wait()
+            await enforced(offset)
+
+        source.control.enforced = waits  # type: ignore[method-assign]
+        await found(source)
+        pushed(source)
+        plain, in_transaction = source.produce(), source.produce(transactional=True)
+        source.confirm()
+        await asyncio.sleep(3.0)
+        assert produced(plain) == 0
+        assert produced(in_transaction) is None
+        all_know.set()
+        await source.until("acked", lambda: produced(in_transaction) == 0, 2.0)
+
+    on_source(work)
+
+
 def test_it_is_out_of_sync_before_an_ack_goes_alone() -> None:
     """One that has been In-Sync is no more Syncing: strict and transactional producers wait."""
 
