@@ -289,6 +289,30 @@ def test_who_leads_it_next_holds_it_if_anything_was_acked(killed: str) -> None:
     on_source(work)
 
 
+@pytest.mark.parametrize("was_in_sync", [True, False])
+def test_a_process_that_starts_while_the_link_is_down_knows_what_is_new(was_in_sync: bool) -> None:
+    """By what has been In-Sync. Where nothing was, the other cluster may not know yet that the link is synchronous."""
+
+    async def work(source: Source) -> None:
+        if was_in_sync:
+            await source.synchronous()
+        else:
+            source.mode(LinkMode.SYNCHRONOUS)
+        other = Source()
+        other.control.state = source.control.state
+        other.agrees = False
+        other.start()
+        other.ends.pushed = None
+        for _ in range(8):
+            await look(other, dict(await other.cluster.topics()))
+        added = TOPIC, 1
+        assert other.sync.links.waits_for_record(added) is was_in_sync
+        assert other.sync.links.new.is_new(LINK, added) is was_in_sync
+        await other.stop()
+
+    on_source(work)
+
+
 def test_the_record_of_it_is_no_other_proxys_to_take_back() -> None:
     async def work(source: Source) -> None:
         await empty(source)
