@@ -13,19 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from isthmus_control.commands import (
-    DeleteFollowerTopic,
-    FollowedTopic,
-    FollowerTopicDeleted,
-    KeepFollowerTopic,
-    NoteSourceLog,
-)
+from isthmus_control.commands import DeleteFollowerTopic, FollowerTopicDeleted, KeepFollowerTopic
 from isthmus_control.directions import followed
-from isthmus_control.levels import SOURCE_DELETIONS as SOURCE_DELETIONS_LEVEL
 from isthmus_control.model import FollowerTopic, NamespaceMapping, OnSourceDelete, Reason, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
@@ -49,7 +41,6 @@ UNDER_WAY_S: Final = 60.0
 ASKED_AT_ONCE: Final = 500
 GOING_AT_ONCE: Final = 10
 """So many are recorded to go at most: a promotion waits for them."""
-NOTED_AT_ONCE: Final = 5_000
 
 
 class SourceDeletions(Part):
@@ -79,7 +70,6 @@ class SourceDeletions(Part):
 
     async def look(self) -> None:
         """Find what was deleted at the sources, and delete it. Raises BrokerUnavailable."""
-        await self._note_source_logs()
         for record in [each for each in self._context.control.state.follower_topics.values() if each.deleting]:
             await self._carry_out(record.topic)
         for link in list(self._context.control.state.links.values()):
@@ -88,24 +78,6 @@ class SourceDeletions(Part):
                     candidates = self._candidates(link.name, mapping)
                     for start in range(0, len(candidates), ASKED_AT_ONCE):
                         await self._ask(link.name, mapping, candidates[start : start + ASKED_AT_ONCE])
-
-    # ---- what the source had, and in which log ----
-
-    async def _note_source_logs(self) -> None:
-        """Record in which control log of the source it has what is followed, where that is another one than before."""
-        state = self._context.control.state
-        if state.level < SOURCE_DELETIONS_LEVEL:
-            return
-        said, self._follower_topics.source_logs = self._follower_topics.source_logs, {}
-        new: dict[tuple[str, str], list[FollowedTopic]] = defaultdict(list)
-        for topic, (source_topic_id, source_log) in said.items():
-            record = state.follower_topics.get(topic)
-            if record is not None and record.source_topic_id == source_topic_id and record.source_log != source_log:
-                new[record.link, source_log].append(FollowedTopic(topic, source_topic_id))
-        for (link_name, source_log), topics in new.items():
-            for start in range(0, len(topics), NOTED_AT_ONCE):
-                noted = NoteSourceLog(link_name, source_log, tuple(topics[start : start + NOTED_AT_ONCE]))
-                await self._context.control.append(noted)
 
     # ---- what was deleted there ----
 

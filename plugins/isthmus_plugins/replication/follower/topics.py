@@ -13,12 +13,16 @@ from dataclasses import replace
 from typing import Final
 
 from isthmus_control.commands import (
+    Body,
     CloseProvenance,
+    FollowedTopic,
     ForgetFollowerTopic,
+    NoteSourceLog,
     OpenProvenance,
     PartitionOffset,
     SetFollowerTopic,
 )
+from isthmus_control.levels import SOURCE_DELETIONS
 from isthmus_control.model import (
     INTERNAL_PREFIX,
     FollowerTopic,
@@ -56,6 +60,7 @@ IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
+NOTED_AT_ONCE: Final = 5_000
 
 
 class FollowerTopics(Part):
@@ -71,11 +76,6 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
-        self.source_logs: dict[str, tuple[str, str]] = {}
-        """By topic: the source's topic (its id), and in which control log it has it, as of the leader end's last calls.
-
-        Whoever notes that takes it out.
-        """
         self._new: dict[tuple[LinkConnection, str], float] = {}
         """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
         self._holds_new: dict[LinkConnection, float] = {}
@@ -121,13 +121,12 @@ class FollowerTopics(Part):
                     answers[name] = calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, str(error))
                 else:
                     self.refused.pop(local, None)
-                    if question.log is not None:
-                        self.source_logs[local] = said.topic_id, question.log
                     made = calls.ReadyTopic(local, self.settings.filling(local))
                     amiss = (None, None) if refused is None else (refused.code, refused.message)
                     answers[name] = calls.PreparedTopic(True, made, *amiss)
                     ready[name] = local
                     changed = changed or created
+            await self._note_source_log(connection.link_name, question, ready)
             if changed:
                 topics = await self._topics_with_leaders(list(ready.values()))
             for name, local in ready.items():
@@ -135,6 +134,26 @@ class FollowerTopics(Part):
                 leaders = tuple(partition.leader for partition in info.partitions) if info else ()
                 answers[name] = replace(answers[name], leaders=leaders)
             return calls.PrepareTopicsAnswer(answers)
+
+    async def _note_source_log(self, link_name: str, question: calls.PrepareTopics, ready: Mapping[str, str]) -> None:
+        """Record in which control log the source has what is followed, where that is not known yet or another one."""
+        state = self._context.control.state
+        if question.log is None or state.level < SOURCE_DELETIONS:
+            return
+        topics = [
+            FollowedTopic(ready[said.topic], said.topic_id)
+            for said in question.topics
+            if said.topic in ready
+            and (record := state.follower_topics.get(ready[said.topic])) is not None
+            and record.source_topic_id == said.topic_id
+            and record.source_log != question.log
+        ]
+        for first in range(0, len(topics), NOTED_AT_ONCE):
+            noted = NoteSourceLog(link_name, question.log, tuple(topics[first : first + NOTED_AT_ONCE]))
+            try:
+                await self._append(noted)
+            except (BrokerUnavailable, Refusal) as error:  # the next call says it again
+                log.info("source's log not noted", extra={"link": link_name, "detail": str(error)})
 
     def _note_new(self, connection: LinkConnection, question: calls.PrepareTopics) -> None:
         now, lookup = self._context.clock.monotonic(), self._context.control.state.lookup
@@ -463,7 +482,7 @@ class FollowerTopics(Part):
             )
         )
 
-    async def _append(self, body: SetFollowerTopic | ForgetFollowerTopic | OpenProvenance | CloseProvenance) -> None:
+    async def _append(self, body: Body) -> None:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
