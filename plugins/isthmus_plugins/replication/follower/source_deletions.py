@@ -83,20 +83,34 @@ class SourceDeletions(Part):
 
     def _candidates(self, link_name: str, mapping: NamespaceMapping) -> list[FollowerTopic]:
         """Topics that may have to go: the source has told this proxy that it does not have theirs any more."""
-        state, now = self._context.control.state, self._clock.monotonic()
+        now = self._clock.monotonic()
         return [
             record
-            for record in state.follower_topics.values()
+            for record in self._context.control.state.follower_topics.values()
             if record.link == link_name
+            and mapping.holds(record.topic)
+            and self._follower_topics.source_may_be_deleted(record)
+            and self._kept.get(record.topic_id or "", (0.0,))[0] <= now
+            and self._may_go(record)
+        ]
+
+    def _may_go(self, record: FollowerTopic) -> bool:
+        """Whether the control log would take it, as it stands now, that a topic goes."""
+        state = self._context.control.state
+        return (
+            state.follower_topics.get(record.topic) == record
             and record.state is TopicState.FOLLOWING
             and record.topic_id is not None
-            and mapping.holds(record.topic)
+            and self._is_set(record)
             and record.topic not in state.truncations
             and not state.is_promoted(record.topic)
             and state.held(record.topic, record.topic_id) is None
-            and self._kept.get(record.topic_id, (0.0,))[0] <= now
-            and self._follower_topics.source_may_be_deleted(record)
-        ]
+        )
+
+    def _is_set(self, record: FollowerTopic) -> bool:
+        """Whether a topic is to go with its source's, as the operator has it now."""
+        following = self._context.control.state.lookup.following(ResourceType.TOPIC, record.topic)
+        return following is not None and following.mapping.on_source_delete is OnSourceDelete.DELETE
 
     async def _ask(self, link_name: str, mapping: NamespaceMapping, records: Sequence[FollowerTopic]) -> None:
         """Ask the source, and delete what it has deleted. Raises BrokerUnavailable."""
@@ -116,8 +130,11 @@ class SourceDeletions(Part):
                 self._kept.pop(record.topic_id or "", None)
             elif not answer.log or record.source_log != answer.log:
                 self._keep_for_now(record, reasons.deleted_in_another_log(record))
-            elif sum(each.deleting for each in self._context.control.state.follower_topics.values()) < GOING_AT_ONCE:
+            elif self._may_go(record) and self._going_now() < GOING_AT_ONCE:
                 await self._go(record)
+
+    def _going_now(self) -> int:
+        return sum(record.deleting for record in self._context.control.state.follower_topics.values())
 
     async def _go(self, record: FollowerTopic) -> None:
         """Record that a topic is to go, and delete it."""
@@ -159,8 +176,7 @@ class SourceDeletions(Part):
             if record is None or not record.deleting or record.owner != ours:
                 return
             self._may_be_under_way(record)
-        following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
-        if following is None or following.mapping.on_source_delete is not OnSourceDelete.DELETE:
+        if not self._is_set(record):
             await self._keep(record)
             return
         try:

@@ -405,5 +405,7 @@ def test_many_go_one_after_the_other_and_a_failover_waits_for_few() -> None:
         assert len(left) > 40
         await asyncio.sleep(2 * LEASE_S)
         assert {name for name in target.found if name.startswith("r-")} == left
+        recorded = [each for each in control.commands if isinstance(each, DeleteFollowerTopic)]
+        assert len(recorded) == 61 - len(left), "the others are not asked of the control log in vain"
 
     on_pair(work)
