@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from isthmus_control.commands import AttachNamespace, DetachNamespace, Partition
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.replication.sync.quorums import Quorum
 
 TIMEOUT_S = 10.0
 REQUEST_TIMED_OUT = 7
@@ -123,6 +125,25 @@ def test_what_is_part_of_a_transaction_is_acked_when_every_proxy_holds_its_commi
         assert produced(in_transaction) is None
         all_know.set()
         await source.until("acked", lambda: produced(in_transaction) == 0, 2.0)
+
+    on_source(work)
+
+
+def test_a_proxy_that_does_not_push_it_holds_no_commit_before_it_knows_of_it() -> None:
+    """Why acks of records in transactions wait for every proxy: EndTxn may come to this one."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        topics = dict(await source.cluster.topics())
+        (info,) = topics[TOPIC].partitions
+        source.context.brokers = source.context.fronted_brokers = frozenset({1})
+        await look(source, {TOPIC: topics[TOPIC]._replace(partitions=(info._replace(leader=9),))})
+        await asyncio.sleep(5.0)  # until then it holds whatever the process before may have promised
+        assert not list(source.sync.requirements.commit_needed(PLACE))
+        link_id, topic_id = source.control.state.links[LINK].link_id, uuid.UUID(bytes=topics[TOPIC].topic_id)
+        entry = PartitionSync(TOPIC, str(topic_id), 0, 0)
+        source.control.apply(RecordSync(LINK, link_id, SyncState.IN_SYNC, (entry,), from_first=True))
+        assert list(source.sync.requirements.commit_needed(PLACE)) == [Quorum(1, (KEY,))]
 
     on_source(work)
 
