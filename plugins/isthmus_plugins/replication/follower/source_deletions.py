@@ -162,7 +162,7 @@ class SourceDeletions(Part):
     async def _carry_out(self, topic: str) -> None:
         """Delete a topic that is recorded to go, if that is this proxy's to do; or keep it, where it may not go.
 
-        What goes may be decided otherwise at any time.
+        What goes may be decided otherwise at any time. Raises BrokerUnavailable.
         """
         state, ours = self._context.control.state, self._context.incarnation
         record = state.follower_topics.get(topic)
@@ -171,6 +171,7 @@ class SourceDeletions(Part):
         if record.owner != ours:
             if state.may_run(record.owner):
                 return
+            check_lease(self._context)
             await self._context.control.append(self._going(record))
             record = self._context.control.state.follower_topics.get(topic)
             if record is None or not record.deleting or record.owner != ours:

@@ -26,7 +26,7 @@ from isthmus_control.source_losses import LossState
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.failover_report import Failover
-from isthmus_plugins.links import PartitionStatus
+from isthmus_plugins.links import OperationError, PartitionStatus
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.replication.follower.source_deletions import LOOK_INTERVAL_S, UNDER_WAY_S
 
@@ -407,5 +407,26 @@ def test_many_go_one_after_the_other_and_a_failover_waits_for_few() -> None:
         assert {name for name in target.found if name.startswith("r-")} == left
         recorded = [each for each in control.commands if isinstance(each, DeleteFollowerTopic)]
         assert len(recorded) == 61 - len(left), "the others are not asked of the control log in vain"
+
+    on_pair(work)
+
+
+def test_a_failover_that_waits_for_one_goes_on_by_itself() -> None:
+    async def work(two: Two) -> None:
+        cluster, control = two.clusters["B"], two.controls["B"]
+        delete = cluster.delete_topic_id
+
+        async def lost(topic_id: bytes) -> None:
+            raise BrokerUnavailable("no answer")
+
+        cluster.delete_topic_id = lost  # type: ignore[method-assign]
+        del two.clusters["A"].found["l-t"]
+        await two.until("it is to go", lambda: control.state.follower_topics["r-t"].deleting, 60)
+        with pytest.raises(OperationError, match="'r-t' is being deleted"):
+            await two.b.links.fail_over("a-to-b", Failover(although_reachable=True), lambda done, total: None)
+        assert control.state.promotions
+        cluster.delete_topic_id = delete  # type: ignore[method-assign]
+        await two.until("it is failed over", lambda: not control.state.promotions, 30)
+        assert "r-t" not in cluster.found
 
     on_pair(work)
