@@ -11,11 +11,12 @@ import java.util.concurrent.ExecutionException;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+import org.apache.kafka.common.errors.RetriableException;
 
 /**
  * Creates and deletes topics as it is told on standard input, line by line, and says how many milliseconds that took.
@@ -27,6 +28,9 @@ import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
  */
 public class CreateTopics {
     private static final long LOOK_MS = 20;
+
+    /** A question about many partitions may wait for ever for one that moved meanwhile. */
+    private static final int ASKED_AGAIN_MS = 10_000;
 
     private final Admin admin;
     private final int partitions;
@@ -85,7 +89,7 @@ public class CreateTopics {
                     }
                 }
                 until(() -> {
-                    admin.listOffsets(latest).all().get();
+                    admin.listOffsets(latest, new ListOffsetsOptions().timeoutMs(ASKED_AGAIN_MS)).all().get();
                     return true;
                 });
                 break;
@@ -120,7 +124,7 @@ public class CreateTopics {
                     return;
                 }
             } catch (ExecutionException error) {
-                if (!(error.getCause() instanceof UnknownTopicOrPartitionException)) {
+                if (!(error.getCause() instanceof RetriableException)) {
                     throw error;
                 }
             }

@@ -78,6 +78,11 @@ class Anchor:
         """Of two anchors of a cluster the one with more says more."""
         return self.generation, self.offset
 
+    @property
+    def log(self) -> str:
+        """Which control log it is of: of another topic, or accepted as it stood after a loss, it is another one."""
+        return f"{self.topic_id}/{self.generation}"
+
     def encode(self) -> str:
         return canonical(self).decode()
 

@@ -468,7 +468,8 @@ class RecreateFollowerTopic(Body):
 class DeleteFollowerTopic(Body):
     """The source's topic with this id was deleted for certain, and the one that follows it is to go as well.
 
-    From here on it follows no more, and is deleted by its id, by any proxy.
+    From here on it follows no more, and is deleted by its id: by the ``owner`` (an incarnation), or by another one that
+    writes this again when that one's lease is over.
     """
 
     KIND: ClassVar[str] = "delete-follower-topic"
@@ -477,17 +478,19 @@ class DeleteFollowerTopic(Body):
     topic: str
     topic_id: str
     source_topic_id: str
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepFollowerTopic(Body):
-    """The brokers refuse to delete a topic that was to go: it stays, and follows what is there no more."""
+    """A topic that was to go stays, and follows what is there no more: the brokers refuse, or the operator keeps it."""
 
     KIND: ClassVar[str] = "keep-follower-topic"
     SINCE: ClassVar[int] = SOURCE_DELETIONS
     link: str
     topic: str
     topic_id: str
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +502,25 @@ class FollowerTopicDeleted(Body):
     link: str
     topic: str
     topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedTopic:
+    """A follower topic, and which topic of the source it follows."""
+
+    topic: str
+    source_topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSourceLog(Body):
+    """The source has the topics that these follow, and its control log is this one (``Anchor.log``)."""
+
+    KIND: ClassVar[str] = "note-source-log"
+    SINCE: ClassVar[int] = SOURCE_DELETIONS
+    link: str
+    log: str
+    topics: tuple[FollowedTopic, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -944,6 +966,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DeleteFollowerTopic,
             KeepFollowerTopic,
             FollowerTopicDeleted,
+            NoteSourceLog,
             OpenProvenance,
             CloseProvenance,
             TruncateProvenance,

@@ -35,6 +35,7 @@ from isthmus_control.model import (
     SourceEpoch,
     SyncRecord,
     TopicHistory,
+    contains,
 )
 from isthmus_control.source_losses import SourceLoss, held_of_topics
 from isthmus_control.truncations import EpochShift, Succession, Truncation
@@ -135,6 +136,10 @@ class ControlState:
             for link in self.links.values()
             for mapping in link.mappings
         )
+
+    def is_promoted(self, topic: str) -> bool:
+        """Whether a topic is in a namespace that is being promoted."""
+        return any(key.type is ResourceType.TOPIC and contains(*key, topic) for key in self.promotions)
 
     def may_run(self, incarnation: str) -> bool:
         """Whether the lease of a process may still run, also of one that a newer process replaced."""

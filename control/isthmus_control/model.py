@@ -10,7 +10,7 @@ mirrored settings. ``*_offset`` without further words is an offset in the comman
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -491,7 +491,9 @@ class FollowerTopic:
     """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique.
 
     ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it. ``deleting``: nobody has to
-    agree, that topic goes as its source's did, and what comes in its place is another one. ``compacts``: this
+    agree, that topic goes as its source's did, and what comes in its place is another one; ``owner``: the process
+    (its incarnation) that carries that out. ``source_log``: in which control log of the source
+    (:attr:`~isthmus_control.anchors.Anchor.log`) it had the topic that is followed, as it said last. ``compacts``: this
     cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
     did, so records may be missing here that the source still has. ``doubted``: by partition, before which offset the
     source may have deleted keys of which this topic still has a record; to be compared. ``settings``: what the source
@@ -512,6 +514,13 @@ class FollowerTopic:
     doubted: Mapping[int, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = field(default=False, metadata=since(SOURCE_DELETIONS))
+    owner: str = field(default="", metadata=since(SOURCE_DELETIONS))
+    source_log: str = field(default="", metadata=since(SOURCE_DELETIONS))
+
+    def following(self, source_topic_id: str) -> FollowerTopic:
+        """The same, following this topic of the source."""
+        known = source_topic_id == self.source_topic_id
+        return replace(self, source_topic_id=source_topic_id, source_log=self.source_log if known else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,8 +290,6 @@ class ClusterApi(Protocol):
     async def try_topics(self, topics: Collection[NewTopic]) -> Mapping[str, KafkaRefused]:
         """By name: the topics that the brokers would not create, and why. Nothing changes."""
 
-    async def delete_topic(self, topic: str) -> None: ...
-
     async def delete_topic_id(self, topic_id: bytes) -> None:
         """Delete the topic that has this id, and never one that was made in its place. Gone already is no error."""
 

@@ -265,12 +265,6 @@ class ClusterAccess:
                 refused[topic.name] = error
         return refused
 
-    async def delete_topic(self, topic: str) -> None:
-        with _ERRORS:
-            error = (await self._client.delete_topics([topic]))[topic]
-            if error is not None:
-                raise error
-
     async def delete_topic_id(self, topic_id: bytes) -> None:
         """Delete the topic that has this id. Gone already is no error."""
         with _ERRORS:

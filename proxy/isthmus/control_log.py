@@ -48,7 +48,17 @@ from isthmus_control.exports import Export
 from isthmus_control.leases import LeaseView, margin_ms
 from isthmus_control.levels import with_known_level
 from isthmus_control.model import BrokerClaim
-from isthmus_control.outcome import Accepted, Change, Duplicate, NotUnderstood, Outcome, Refuse, Rejected, Rejection
+from isthmus_control.outcome import (
+    Accepted,
+    Change,
+    Duplicate,
+    NotUnderstood,
+    Outcome,
+    Refuse,
+    Rejected,
+    Rejection,
+    SyncChanged,
+)
 from isthmus_control.prefixes import why_forked
 from isthmus_control.replica import Applied, Halted, Replica, Unsigned
 from isthmus_control.rules.levels import check_writable
@@ -164,6 +174,8 @@ class ControlLog:
         self._renewed_at: Clocks | None = None
         """When the latest that was accepted was sent."""
         self._enforced = -1
+        self._awaited = -1
+        """Where it was recorded last that partitions are new: acks wait until all proxies know of them."""
         self._fencing = False
         self._snapshotting = False
         self._expiring = False
@@ -401,6 +413,8 @@ class ControlLog:
         # Read anew for each record: what was applied later must not look as if it had been known before.
         self._view.applied(self.state, monotonic())
         changes = applied.outcome.changes if isinstance(applied.outcome, Accepted) else ()
+        if any(isinstance(each, SyncChanged) and each.after is not None and each.after.from_first for each in changes):
+            self._awaited = offset
         if changes or self.state.beyond is not before.beyond:
             try:
                 for changed in self._subscribers:
@@ -750,7 +764,8 @@ class ControlLog:
     def _now_enforces(self, offset: int) -> None:
         self._enforced = offset
         own = self._view.own
-        if own is not None and own.enforced_offset < self._needed() <= offset:
+        waited_for = self._needed(), self._awaited
+        if own is not None and any(own.enforced_offset < each <= offset for each in waited_for):
             self._renew_now.set()
 
     # --- Snapshots

@@ -22,7 +22,8 @@ from isthmus_control import anchors, replica
 from isthmus_control import apply as rules
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import BrokerClaim
+from isthmus_control.levels import FROM_FIRST
+from isthmus_control.model import BrokerClaim, LinkMode, Role, SyncState
 from isthmus_control.model import ResourceType as Kind
 from isthmus_control.outcome import Accepted, Change, LeaseChanged, NamespaceChanged, Outcome, Rejected, Rejection
 from isthmus_plugins.clock import monotonic
@@ -299,6 +300,33 @@ def test_a_reservation_is_made_when_everybody_has_passed_the_fence(broker: Kafka
                 await waiting
             # Told at once, not with the next renewal in turn.
             assert monotonic() - released < 0.5
+
+    asyncio.run(run())
+
+
+def test_that_a_partition_is_new_is_known_to_everybody_at_once(broker: KafkaCluster) -> None:
+    """Acks of transactions in it wait for that: not for the renewal in turn, which is 10 s away."""
+
+    async def run() -> None:
+        async with empty(broker), proxy(broker, "one") as one, proxy(broker, "two") as two:
+            for number, each in enumerate((one, two), 1):
+                claims = (BrokerClaim(number, "localhost", 9000 + number),)
+                lease = LeaseSpec(claims, lease_ms=30_000, version="test")
+                assert isinstance(await each.log.claim(lease), Accepted)
+            link_id, topic_id = str(uuid.uuid4()), str(uuid.uuid4())
+            for body in (
+                c.RaiseLevel(FROM_FIRST),
+                c.CreateLink("ab", link_id, "B", False),
+                c.AttachNamespace("ab", Kind.TOPIC, "out-", "in-", Role.LEADER, create_missing=True),
+                c.AlterLink("ab", LinkMode.SYNCHRONOUS),
+            ):
+                outcome = await one.log.append(body)
+                assert isinstance(outcome, Accepted), outcome
+            entry = c.PartitionSync("out-t", topic_id, 0, 0)
+            new = c.RecordSync("ab", link_id, SyncState.IN_SYNC, (entry,), from_first=True)
+            assert isinstance(await one.log.append(new), Accepted)
+            async with asyncio.timeout(5):
+                await one.log.enforced(one.log.state.applied_offset)
 
     asyncio.run(run())
 

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from support.kafka import unique
 from support.links import Linked, Side, linked, taking_transactions, until
 
@@ -151,8 +151,18 @@ def test_a_topic_that_goes_with_its_sources(kafka_pair: tuple[KafkaCluster, Kafk
         link.a.create_topic(gone)
         until("In-Sync", lambda: former in link.b.topics() and at_a(link, kept, gone) == {"In-Sync"})
         link.a.produce(gone, [b"new"] * 5, enable_idempotence=True)
+        until("consumers of B may read it", lambda: is_readable(link.b, former))
         assert [record.value for record in link.b.read(former)] == [b"new"] * 5
         assert link.verify()["equal"]
+
+
+def is_readable(side: Side, topic: str) -> bool:
+    """Whether a new topic was In-Sync here once: until then reads are refused, and consumers try again."""
+    try:
+        side.read(topic)
+    except KafkaException:
+        return False
+    return True
 
 
 def at_a(link: Linked, *topics: str) -> set[str]:

@@ -22,7 +22,7 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
     source, _ = kafka_pair
     with linked(*kafka_pair) as pair:
         pair.raise_levels()
-        pair.attach()
+        pair.attach(None, None, "--disable-transaction-verification")
         until("it follows", lambda: states(pair) == ["Following", "Following"], 20)
         set_mode = "link", "set-mode", pair.name, "synchronous", "--confirm-timeout-ms", "10000"
         until("accepted", lambda: pair.a.proxy.cli(*set_mode))
@@ -80,6 +80,21 @@ def test_a_topic_that_its_producer_makes_is_in_sync_from_its_first_ack(link: Lin
     until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
     until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
     assert [record.value for record in link.b.read(target)] == [b"first"], "and once"
+
+
+def test_a_transaction_in_a_topic_that_it_makes_is_there_when_its_commit_was_acked(link: Linked) -> None:
+    source, target = link.names("made-by-a-transaction")
+    producer = link.a.producer(transactional_id=unique("tx"))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(source, b"first")
+    producer.commit_transaction(30)
+    link.a.kafka.kill(link.a.kafka.broker_ids[0])
+    link.a.proxy.kill()
+    until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
+    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
+    read = link.b.read(target, isolation="read_committed")
+    assert [record.value for record in read] == [b"first"]
 
 
 def test_the_link_remains_in_sync_while_topics_and_partitions_come(link: Linked) -> None:

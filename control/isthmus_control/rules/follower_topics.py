@@ -76,6 +76,8 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
         after = replace(after, cleaned=before.cleaned, doubted=before.doubted)
         if before.state is body.state:
             after = replace(after, compacts=before.compacts, compacts_since_offset=before.compacts_since_offset)
+    if before is not None and before.source_topic_id == after.source_topic_id:
+        after = replace(after, source_log=before.source_log)
     if before is not None and replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()
     return (
@@ -172,6 +174,7 @@ def _recreate_follower_topic(
         cleaned=False,
         doubted={},
         deleting=False,
+        owner="",
     )
     if replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()

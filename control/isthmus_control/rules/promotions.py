@@ -23,7 +23,6 @@ from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role, T
 from isthmus_control.outcome import Change, NamespaceChanged, PromotionChanged, Refuse, Rejection, require
 from isthmus_control.rules.acls import own_again
 from isthmus_control.rules.checks import Result
-from isthmus_control.rules.source_deletions import check_none_under_way
 
 _ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
 """Committed offsets of groups are compared when nothing more comes into their topics."""
@@ -66,8 +65,6 @@ def _begun(
         Rejection.CONFLICT,
         f"topic {cut!r} is being truncated: wait for that",
     )
-    if key.type is ResourceType.TOPIC:
-        check_none_under_way(state, body.link, mapping)
     settings = {topic: values for topic, values in body.settings.items() if contains(*key, topic)}
     if key.type is not ResourceType.TOPIC:
         settings = {}

@@ -1,8 +1,8 @@
 """What the control log accepts of follower topics that go because their source's topic was deleted.
 
 It is recorded that one goes before it is deleted, by its id, and from then on nothing but that becomes of it: whoever
-is late deletes it by an id that no topic will ever have again. So a namespace is neither detached nor promoted
-meanwhile, and nobody writes to a topic that is about to go.
+is late deletes it by an id that no topic will ever have again. So a namespace is not detached meanwhile, and nobody
+writes to a topic that is about to go. A promotion that begins waits for those that go, and none is added.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def _delete(state: ControlState, offset: int, command: c.Command, body: c.Delete
     wanted = link.name, body.topic_id, body.source_topic_id
     if before is None or (before.link, before.topic_id, before.source_topic_id) != wanted:
         raise Refuse(Rejection.NOT_FOUND, f"topic {body.topic!r} with id {body.topic_id} does not follow that topic")
-    if before.deleting:
+    if before.deleting and (before.owner == body.owner or state.may_run(before.owner)):
         return state, ()
+    if before.deleting:
+        return _changed(state, before, replace(before, owner=body.owner))
     require(before.state is TopicState.FOLLOWING, Rejection.CONFLICT, f"topic {body.topic!r} is {before.state}")
     following = state.lookup.following(ResourceType.TOPIC, body.topic)
     require(
@@ -37,26 +39,24 @@ def _delete(state: ControlState, offset: int, command: c.Command, body: c.Delete
     require(
         body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
     )
-    promoted = any(key.type is ResourceType.TOPIC and body.topic in state.namespaces[key] for key in state.promotions)
-    require(not promoted, Rejection.CONFLICT, f"topic {body.topic!r} is being promoted")
+    require(not state.is_promoted(body.topic), Rejection.CONFLICT, f"topic {body.topic!r} is being promoted")
     held = state.held(body.topic, body.topic_id)
     require(
         held is None,
         Rejection.CONFLICT,
         f"topic {body.topic!r} holds what the source lost before: an operator decides about it",
     )
-    after = replace(before, state=TopicState.CREATING, deleting=True, recorded_ms=command.at_ms)
+    after = replace(before, state=TopicState.CREATING, deleting=True, owner=body.owner, recorded_ms=command.at_ms)
     state, told = abandoned(state, body.topic)
     return _changed(state, before, after, *told)
 
 
 def _keep(state: ControlState, offset: int, command: c.Command, body: c.KeepFollowerTopic) -> Result:
     before = _going(state, body)
-    if before is None:
+    if before is None or before.owner != body.owner:
         return state, ()
-    return _changed(
-        state, before, replace(before, state=TopicState.FOLLOWING, deleting=False, recorded_ms=command.at_ms)
-    )
+    after = replace(before, state=TopicState.FOLLOWING, deleting=False, owner="", recorded_ms=command.at_ms)
+    return _changed(state, before, after)
 
 
 def _deleted(state: ControlState, offset: int, command: c.Command, body: c.FollowerTopicDeleted) -> Result:
@@ -79,6 +79,19 @@ def _deleted(state: ControlState, offset: int, command: c.Command, body: c.Follo
     )
 
 
+def _note_log(state: ControlState, offset: int, command: c.Command, body: c.NoteSourceLog) -> Result:
+    link = link_named(state, body.link)
+    topics = dict(state.follower_topics)
+    changes = []
+    for said in body.topics:
+        before = topics.get(said.topic)
+        known = before is not None and (before.link, before.source_topic_id) == (link.name, said.source_topic_id)
+        if before is not None and known and before.source_log != body.log:
+            topics[said.topic] = after = replace(before, source_log=body.log)
+            changes.append(FollowerTopicChanged(before, after))
+    return (state.evolve(follower_topics=topics), tuple(changes)) if changes else (state, ())
+
+
 def _going(state: ControlState, body: c.KeepFollowerTopic | c.FollowerTopicDeleted) -> FollowerTopic | None:
     """The record of the topic, if it is that one which goes."""
     found = state.follower_topics.get(body.topic)
@@ -92,12 +105,12 @@ def _changed(state: ControlState, before: FollowerTopic, after: FollowerTopic, *
 
 
 def check_none_under_way(state: ControlState, link: str, mapping: NamespaceMapping) -> None:
-    """Refuse to detach or promote a mapping one of whose topics is about to be deleted."""
+    """Refuse to detach a mapping one of whose topics is about to be deleted."""
     for name, topic in sorted(state.follower_topics.items()):
         require(
             not (topic.deleting and topic.link == link and mapping.holds(name)),
             Rejection.CONFLICT,
-            f"topic {name!r} is being deleted, as the source's was: wait until it is gone",
+            f"topic {name!r} is being deleted, as the source's was: wait until it is gone, or kept",
         )
 
 
@@ -105,4 +118,5 @@ SOURCE_DELETION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.C
     c.DeleteFollowerTopic: _delete,
     c.KeepFollowerTopic: _keep,
     c.FollowerTopicDeleted: _deleted,
+    c.NoteSourceLog: _note_log,
 }

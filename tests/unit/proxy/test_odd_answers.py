@@ -66,7 +66,6 @@ ASKED: Final[dict[str, Callable[[ClusterAccess], Awaitable[Any]]]] = {
     "effective_configs": lambda cluster: cluster.effective_configs(["t"]),
     "create_topic": lambda cluster: cluster.create_topic("t", 1, 1, {}),
     "try_topics": lambda cluster: cluster.try_topics([NewTopic("t", 1, 1, {})]),
-    "delete_topic": lambda cluster: cluster.delete_topic("t"),
     "delete_topic_id": lambda cluster: cluster.delete_topic_id(TOPIC_ID.bytes),
     "create_partitions": lambda cluster: cluster.create_partitions("t", 2),
     "alter_topic_configs": lambda cluster: cluster.alter_topic_configs("t", {"retention.ms": "1"}),

@@ -13,12 +13,16 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from isthmus_control.commands import (
+    Body,
     CloseProvenance,
+    FollowedTopic,
     ForgetFollowerTopic,
+    NoteSourceLog,
     OpenProvenance,
     PartitionOffset,
     SetFollowerTopic,
 )
+from isthmus_control.levels import SOURCE_DELETIONS
 from isthmus_control.model import (
     FollowerTopic,
     NamespaceMapping,
@@ -32,7 +36,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
@@ -58,6 +62,7 @@ MADE_S: Final = 60.0
 """How long brokers may take to know a topic that they have made: they are busy where thousands are made."""
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
+NOTED_AT_ONCE: Final = 5_000
 
 
 class _Prepared(NamedTuple):
@@ -129,6 +134,8 @@ class FollowerTopics(Part):
                 answered[said.topic] = await self._prepared(link_name, said, brokers, topics, found)
 
         await asyncio.gather(*(prepare_some() for _ in range(min(AT_ONCE, len(question.topics)))))
+        ready = {topic: each.local for topic, each in answered.items() if each.local is not None}
+        await self._note_source_log(link_name, question, ready)
         changed = [each.local for each in answered.values() if each.changed and each.local is not None]
         if changed:
             topics = {**topics, **await self._with_leaders(changed)}
@@ -175,6 +182,26 @@ class FollowerTopics(Part):
         self.refused.pop(local, None)
         code, amiss = (None, None) if refused is None else (refused.code, refused.message)
         return _Prepared(local, changed, code, amiss, self.settings.filling(local))
+
+    async def _note_source_log(self, link_name: str, question: calls.PrepareTopics, ready: Mapping[str, str]) -> None:
+        """Record in which control log the source has what is followed, where that is not known yet or another one."""
+        state = self._context.control.state
+        if question.log is None or state.level < SOURCE_DELETIONS:
+            return
+        topics = [
+            FollowedTopic(ready[said.topic], said.topic_id)
+            for said in question.topics
+            if said.topic in ready
+            and (record := state.follower_topics.get(ready[said.topic])) is not None
+            and record.source_topic_id == said.topic_id
+            and record.source_log != question.log
+        ]
+        for first in range(0, len(topics), NOTED_AT_ONCE):
+            noted = NoteSourceLog(link_name, question.log, tuple(topics[first : first + NOTED_AT_ONCE]))
+            try:
+                await self._append(noted)
+            except (BrokerUnavailable, Refusal) as error:  # the next call says it again
+                log.info("source's log not noted", extra={"link": link_name, "detail": str(error)})
 
     def _note_new(self, connection: LinkConnection, question: calls.PrepareTopics) -> None:
         now, lookup = self._context.clock.monotonic(), self._context.control.state.lookup
@@ -369,6 +396,7 @@ class FollowerTopics(Part):
 
     async def _lose(self, agreed: TopicInfo) -> None:
         """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
+        check_lease(self._context)
         await self._context.cluster.delete_topic_id(agreed.topic_id)
 
     async def _adopt_or_refuse(
@@ -521,7 +549,7 @@ class FollowerTopics(Part):
             )
         )
 
-    async def _append(self, body: SetFollowerTopic | ForgetFollowerTopic | OpenProvenance | CloseProvenance) -> None:
+    async def _append(self, body: Body) -> None:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)

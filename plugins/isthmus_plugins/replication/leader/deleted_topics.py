@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
+from isthmus_control.directions import pushed
+from isthmus_control.model import ResourceType
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.link import calls, reasons
@@ -45,7 +47,10 @@ class DeletedTopics(Part):
     async def on_deleted_topics(
         self, connection: LinkConnection, question: calls.DeletedTopics
     ) -> calls.DeletedTopicsAnswer:
-        """Say which of these were deleted for certain. Those that are gone for less than a lease are not yet."""
+        """Say which of these were deleted for certain. Those that are gone for less than a lease are not yet.
+
+        Raises LinkRejected.
+        """
         ids = {topic_id: uuid.UUID(topic_id).bytes for topic_id in question.topic_ids}
         looked_at = self._context.clock.monotonic()
         try:
@@ -58,7 +63,17 @@ class DeletedTopics(Part):
         self._note(ids.keys() - gone, gone, looked_at)
         made_anew, lease_s = self._made_anew(gone), self._lease_s()
         deleted = {name for name in gone - made_anew if looked_at - self._gone[name].since > lease_s}
-        return calls.DeletedTopicsAnswer(tuple(sorted(deleted)))
+        # As they are now: who deletes a topic that it detached before has a proxy with a lease know of that.
+        self._check_led(connection.link_name, question.prefix)
+        anchor = self._context.control.anchors.own()
+        return calls.DeletedTopicsAnswer(tuple(sorted(deleted)), "" if anchor is None else anchor.log)
+
+    def _check_led(self, link_name: str, prefix: str) -> None:
+        """Raise LinkRejected where this cluster does not lead these topics over the link."""
+        link = self._context.control.state.links.get(link_name)
+        led = () if link is None else pushed(link, ResourceType.TOPIC)
+        if all(mapping.local_prefix != prefix for mapping in led):
+            raise LinkRejected(reasons.NOT_LED, f"this cluster leads no topics {prefix!r} over {link_name!r}")
 
     def _note(self, there: Collection[str], gone: Collection[str], now: float) -> None:
         """Note what was seen of topics, and forget those for which nobody has asked for long."""

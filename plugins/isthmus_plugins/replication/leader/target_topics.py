@@ -206,6 +206,7 @@ class TargetTopics:
             tuple(every),
             tuple(name for name in every if name in truncating),
             self._holds_from_first(link_name, None) or None,
+            None if (anchor := self._context.control.anchors.own()) is None else anchor.log,
         )
         answer = await connection.call(question, PREPARE_TIMEOUT_S)
         for request in requests:

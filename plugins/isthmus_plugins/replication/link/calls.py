@@ -408,18 +408,24 @@ class WantedTopic:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopicsAnswer:
-    """Those of the topics that were deleted for certain, by id."""
+    """Those of the topics that were deleted for certain, by id, as far as the source's control log tells."""
 
     topic_ids: tuple[str, ...]
+    log: str = ""
+    """Which control log that is (``Anchor.log``); empty: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopics(Question[DeletedTopicsAnswer]):
-    """Ask the source which of these topics of it (by id) were deleted: not made anew, and not just out of sight."""
+    """Ask the source which of these topics of it (by id) were deleted: not made anew, and not just out of sight.
+
+    All of them are of one namespace that it has attached: what is detached there is not followed any more.
+    """
 
     METHOD = "deleted_topics"
 
     topic_ids: tuple[str, ...]
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +470,8 @@ class PrepareTopics(Question[PrepareTopicsAnswer]):
     """Those of the source that are being truncated."""
     holds_new: bool | None = field(default=None, metadata=LEFT_OUT)
     """The link is synchronous, and acks of topics to come wait from their first record on."""
+    log: str | None = field(default=None, metadata=LEFT_OUT)
+    """Which control log the source has (``Anchor.log``)."""
 
 
 class LastBatch(NamedTuple):

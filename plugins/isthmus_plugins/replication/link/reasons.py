@@ -27,6 +27,7 @@ CLOSED: Final = "CLOSED"
 DISCONNECTED: Final = "DISCONNECTED"
 NOT_LEADER: Final = "NOT_LEADER"
 NOT_FOLLOWING: Final = "NOT_FOLLOWING"
+NOT_LED: Final = "NOT_LED"
 NO_LEASE: Final = "NO_LEASE"
 """The proxy has no lease (yet): another one may front its brokers."""
 LINK_LOST: Final = "LINK_LOST"
@@ -89,6 +90,16 @@ def deleted(source_topic: str, topic: str) -> str:
     return (
         f"the source has no {source_topic} any more; {topic} keeps its records: `isthmus topic forget {topic}` ends "
         "following, with --delete they are lost"
+    )
+
+
+def deleted_in_another_log(record: FollowerTopic) -> str:
+    """The same of one that is not deleted although the source says that its topic was."""
+    return (
+        f"the source's brokers do not know the {record.source_topic} that {record.topic} follows, but its control log "
+        "is not known to be the one that had it: lost with it, say, or made anew, it does not tell what was deleted. "
+        f"{record.topic} keeps its records: `isthmus topic forget {record.topic}` ends following, with --delete they "
+        "are lost"
     )
 
 

@@ -9,7 +9,8 @@ with what
    the committed offsets of groups: if the source has more by then, its ends are attached again, and all of it is
    abandoned.
 4. It is decided, which is recorded: from here on it can only go on.
-5. All that is attached still is detached, the source's ends first.
+5. All that is attached still is detached, the source's ends first; topics that were about to be deleted, as the
+   source's were, are gone before.
 6. Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
    them.
 7. Topics get the source's settings instead of the overrides; one that the brokers refuse keeps nothing from being
@@ -65,6 +66,8 @@ MISSING_LISTED: Final = 10
 ARRIVAL_S: Final = 10.0
 """How long what was sent before the leader's end was detached may take to be in the follower's logs."""
 ARRIVAL_POLL_S: Final = 0.1
+DELETIONS_S: Final = 10.0
+"""How long topics that are about to be deleted are waited for, until it is tried again."""
 NOT_DRAINED: Final = "NOT_DRAINED"
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 
@@ -326,6 +329,7 @@ class Promotions:
             if missing:
                 await self._take_back(link, attached, promotion)
                 raise refused or _not_drained(missing)
+            await self._deletions_over(attached)
             for mapping in reversed(attached):  # groups before the topics that their committed offsets are in
                 if not promotion.without_source:
                     await self._call(promotion.link, _detached(mapping))
@@ -342,6 +346,19 @@ class Promotions:
                 report.promoted = True
                 report.transactions_ended, report.transactions_committed = sum(ended), ended.committed
                 report.settings_refused = settings_refused
+
+    async def _deletions_over(self, attached: Sequence[NamespaceMapping]) -> None:
+        """Wait a while until no topic is about to be deleted as the source's was; none begins to be any more."""
+        deadline = self._clock.monotonic() + DELETIONS_S
+        topics = [mapping for mapping in attached if mapping.type is ResourceType.TOPIC]
+        while True:
+            records = self._context.control.state.follower_topics.values()
+            going = [record.topic for record in records if record.deleting]
+            if not any(mapping.holds(name) for mapping in topics for name in going):
+                return
+            if self._clock.monotonic() > deadline:
+                return  # detaching says which it waits for
+            await asyncio.sleep(ARRIVAL_POLL_S)
 
     async def _make_own(self, promotion: Promotion) -> tuple[Ended, list[str]]:
         """End what is open in a namespace, and give its topics their settings.

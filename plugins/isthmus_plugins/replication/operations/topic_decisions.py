@@ -21,7 +21,7 @@ from isthmus_control.commands import (
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower.topic_plans import Refusal
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
@@ -74,7 +74,9 @@ class TopicDecisions:
                 if ours is not None and record.state is TopicState.FOLLOWING:
                     await self._follower_topics.close_provenance([(record, ours)])
                 if ours is not None and delete:
-                    await self._context.cluster.delete_topic(topic)
+                    self._check_unchanged(record)
+                    check_lease(self._context)
+                    await self._context.cluster.delete_topic_id(ours.topic_id)
                 await self._append(ForgetFollowerTopic(record.link, topic))
         except (BrokerUnavailable, KafkaRefused, Refusal) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
@@ -151,6 +153,15 @@ class TopicDecisions:
         if record is None or record.state is TopicState.DETACHED:
             raise OperationError("NOT_FOUND", f"topic {topic!r} follows no link here", 404)
         return record
+
+    def _check_unchanged(self, record: FollowerTopic) -> None:
+        """Raise OperationError where a topic is not any more what it was when the operator decided about it."""
+        state = self._context.control.state
+        cut_or_promoted = record.topic in state.truncations or state.is_promoted(record.topic)
+        if state.follower_topics.get(record.topic) != record or cut_or_promoted:
+            raise OperationError(
+                "CONFLICT", f"{record.topic} became another one meanwhile, or is promoted or truncated: look again", 409
+            )
 
     async def _fate(self, record: FollowerTopic) -> Fate:
         """What became of the source's topic. Raises OperationError where the source cannot be asked."""

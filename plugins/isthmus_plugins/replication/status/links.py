@@ -301,6 +301,9 @@ class LinkStatuses:
         settings = settings or self._replicas.reason(stream.topic)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)
+        kept = None if record is None else self._source_deletions.reason(record)
+        if kept is not None and reason is not None and reason.code == kept.code:
+            reason = StopReason(kept.code, kept.message)
         if reason is not None:
             status.reason, status.message = reason
         elif settings is not None:

@@ -15,17 +15,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from isthmus_control.commands import DegradeSync, PartitionSync, RecordSync
+from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Reason, ResourceType, SyncState, made_here
-from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
-from isthmus_control.rules.checks import ENTRIES_MAX
+from isthmus_control.outcome import SyncChanged
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition, SyncPlace
-from isthmus_plugins.replication.sync import degrading
+from isthmus_plugins.replication.sync import degrading, recording
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.lease_grants import granted_no_more
 from isthmus_plugins.replication.sync.links import SynchronousLinks
@@ -288,7 +287,7 @@ class SyncPartitions:
             await self._reach(state.links[name], level)
         for name, long_out in degraded.items():
             for command in degrading.commands(state.links[name], long_out, self._links.record, self._known):
-                await self._append(command)
+                await recording.record(self._context, command)
         for name, new in first.items():
             await self._join_first(state.links[name], new)
         for name, streams in joining.items():
@@ -325,7 +324,7 @@ class SyncPartitions:
             PartitionSync(stream.key.topic, _as_uuid(stream.topic_id), stream.key.partition, stream.acked)
             for stream in streams
         )
-        await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
+        await recording.record(self._context, RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
 
     async def _join_first(self, link: Link, keys: Sequence[LinkPartition]) -> None:
         """Record new partitions before the first ack of them goes."""
@@ -336,9 +335,8 @@ class SyncPartitions:
             if topic_id is not None:
                 progress.is_new = True
                 entries.append(PartitionSync(key.topic, _as_uuid(topic_id), key.partition, 0))
-        for start in range(0, len(entries), ENTRIES_MAX):
-            some = tuple(entries[start : start + ENTRIES_MAX])
-            await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, some, from_first=True))
+        new = RecordSync(link.name, link.link_id, SyncState.IN_SYNC, tuple(entries), from_first=True)
+        await recording.record(self._context, new)
 
     def _entries(self, keys: Iterable[LinkPartition]) -> tuple[PartitionSync, ...]:
         """What is recorded of partitions whose records still are those that were looked at."""
@@ -354,8 +352,8 @@ class SyncPartitions:
         entries = self._entries(keys)
         if not entries:
             return
-        outcome = await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, reached=True))
-        for change in outcome.changes if isinstance(outcome, Accepted) else ():
+        body = RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, reached=True)
+        for change in await recording.record(self._context, body):
             if not isinstance(change, SyncChanged) or change.before is None or change.after is None:
                 continue
             key = LinkPartition(link.name, change.topic, change.partition)
@@ -377,13 +375,8 @@ class SyncPartitions:
         for each in gone:
             self.progress[each].retry_at = self._clock.monotonic() + JOIN_RETRY_S
             self.progress[each].failed = gone[each]
-        await self._append(RecordSync(link.name, link.link_id, SyncState.OUT_OF_SYNC, entries, reason))
-
-    async def _append(self, body: RecordSync | DegradeSync) -> Outcome:
-        outcome = await self._context.control.append(body)
-        if isinstance(outcome, Rejected):
-            log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
-        return outcome
+        out = RecordSync(link.name, link.link_id, SyncState.OUT_OF_SYNC, entries, reason)
+        await recording.record(self._context, out)
 
     async def _joined(self, asked: Sequence[tuple[SyncPlace, int | None]]) -> None:
         """Find the log's ends from which on every ack was held: by all proxies, with no write under way before.

@@ -21,7 +21,7 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 
 UNRECORDED = LinkPartition("", "", -1)
-"""Stands for the record that acks of a new partition wait for. Nobody confirms it."""
+"""Stands for the record that acks of a new partition wait for, or for all proxies to know it. Nobody confirms it."""
 
 Topics = Mapping[str, TopicInfo]
 Counts = Mapping[str, tuple[bytes, int]]
@@ -89,7 +89,7 @@ class NewPartitions:
                 pair = self._held[key] = _Held(since)
                 self._pairs.clear()
                 self._tasks.start(f"enforced-{key}", self._enforced(pair))
-            if pair.enforced_at is None or pair.before is not None or not self._agreed(link.name):
+            if pair.enforced_at is None or pair.before is not None or not self._knows_mode(link.name):
                 continue
             counts = {
                 name: (info.topic_id, len(info.partitions))
@@ -102,6 +102,12 @@ class NewPartitions:
             elif pair.seen is not None and looks > pair.seen_at + 1:
                 pair.before, changed = {**counts, **pair.seen}, True
         return changed
+
+    def _knows_mode(self, link_name: str) -> bool:
+        """Whether the other cluster of a link knows of its mode: then nothing is new before. Also where this process
+        was started while the link is down: what has been In-Sync since the mode was set says it."""
+        records = self._context.control.state.sync_records.get(link_name, {})
+        return self._agreed(link_name) or any(record.reached for record in records.values())
 
     async def _enforced(self, held: _Held) -> None:
         try:

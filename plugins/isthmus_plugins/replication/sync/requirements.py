@@ -62,7 +62,7 @@ class Requirements:
         for key in self._leased(place, now):
             if scope is None or key.link in scope.links:
                 yield Quorum(1, (key,))
-        if self._links.waits_for_record(place):
+        if self._links.waits_for_record(place) or (transactional and self._commits_may_go(place, records, scope)):
             yield Quorum(1, (UNRECORDED,))
         if self._quorums.confirm(place[0], scope):
             epoch = self._leader_epoch(place)
@@ -71,6 +71,20 @@ class Requirements:
                 known = progress is not None and progress.epoch == epoch
                 if progress is None or not known or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
                     yield Quorum(1, (key,))  # what the process before this one promised may depend on it
+
+    def _commits_may_go(
+        self, place: TopicPartition, records: Mapping[str, SyncRecord], scope: GroupScope | None
+    ) -> bool:
+        """Whether another proxy may answer EndTxn and not know yet that decisions for a partition wait, as it is new.
+
+        All know what they have to of a partition that has reached In-Sync.
+        """
+        new = [link for link, record in records.items() if record.from_first]
+        if not new:
+            return False
+        confirm = self._quorums.confirm(place[0], scope)
+        known = sum(link in confirm.links for link in records.keys() - set(new))
+        return known < confirm.count or any(link not in confirm.links for link in new)
 
     def commit_needed(self, place: TopicPartition, groups: Collection[str] | None = None) -> Iterator[Quorum]:
         """Who must have a decision to commit that lists a partition before it is acked, whichever proxy pushes that.

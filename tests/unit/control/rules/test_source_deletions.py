@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import pytest
 from support.command_log import CommandLog
@@ -10,17 +11,17 @@ from support.command_log import CommandLog
 from isthmus_control import commands as c
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
-from isthmus_control.levels import SOURCE_DELETIONS, SOURCE_LOSSES
-from isthmus_control.model import FollowerTopic, OnSourceDelete, Reason, ResourceType, Role, TopicState
+from isthmus_control.levels import SOURCE_DELETIONS, SOURCE_LOSSES, with_known_level
+from isthmus_control.model import BrokerClaim, FollowerTopic, OnSourceDelete, Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected, Rejection
 from isthmus_control.source_losses import LossState
 from isthmus_control.truncations import PartitionView
 
 TOPIC, GROUP, FOLLOWER = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, Role.FOLLOWER
-LINK_ID, T_ID, NEW_ID, SOURCE_ID, OTHER_ID, OWNER = (str(uuid.UUID(int=number)) for number in range(1, 7))
-GOES = c.DeleteFollowerTopic("ab", "in-t", T_ID, SOURCE_ID)
+LINK_ID, T_ID, NEW_ID, SOURCE_ID, OTHER_ID, OWNER, ANOTHER = (str(uuid.UUID(int=number)) for number in range(1, 8))
+GOES = c.DeleteFollowerTopic("ab", "in-t", T_ID, SOURCE_ID, OWNER)
 GONE = c.FollowerTopicDeleted("ab", "in-t", T_ID)
-KEPT = c.KeepFollowerTopic("ab", "in-t", T_ID)
+KEPT = c.KeepFollowerTopic("ab", "in-t", T_ID, OWNER)
 
 
 class Log(CommandLog):
@@ -73,9 +74,14 @@ def test_while_it_goes_nothing_else_becomes_of_it() -> None:
     ):
         late = c.SetFollowerTopic("ab", "in-t", "far-t", SOURCE_ID, state, topic_id, reason)
         log.no(late, Rejection.CONFLICT, "is being deleted, as the source's was")
-    ends = c.DetachNamespace("ab", TOPIC, "in-"), c.DeleteLink("ab"), c.BeginPromotion("ab", TOPIC, "in-", {}, OWNER)
-    for body in (*ends, c.BeginPromotion("ab", TOPIC, "in-", {}, OWNER, (), True)):
+    ends = c.DetachNamespace("ab", TOPIC, "in-"), c.DeleteLink("ab")
+    for body in ends:
         log.no(body, Rejection.CONFLICT, "'in-t' is being deleted, as the source's was: wait until it is gone")
+    # A failover does not wait to begin: it has what goes end, and no other one go.
+    log.ok(c.SetFollowerTopic("ab", "in-u", "far-u", SOURCE_ID, TopicState.FOLLOWING, NEW_ID))
+    log.ok(c.BeginPromotion("ab", TOPIC, "in-", {}, OWNER, (), True))
+    log.no(c.DetachNamespace("ab", TOPIC, "in-"), Rejection.CONFLICT, "wait until it is gone")
+    log.no(c.DeleteFollowerTopic("ab", "in-u", NEW_ID, SOURCE_ID), Rejection.CONFLICT, "is being promoted")
     log.ok(GONE)
     log.ok(c.DetachNamespace("ab", TOPIC, "in-"))
 
@@ -100,6 +106,42 @@ def test_what_the_brokers_refuse_to_delete_stays_as_it_was() -> None:
     log.ok(KEPT)
     assert log.record == before
     assert "in-t" in log.state.histories
+
+
+def test_one_proxy_deletes_it_until_its_lease_is_over() -> None:
+    log = Log()
+    for broker, name, incarnation in ((1, "p", OWNER), (2, "q", ANOTHER)):
+        claim = (BrokerClaim(broker, "h", 1),)
+        log.ok(c.ClaimBrokers(name, incarnation, claim, False, None, 4_000, with_known_level("0"), -1))
+    log.ok(GOES)
+    assert log.record.owner == OWNER
+    theirs = replace(GOES, owner=ANOTHER)
+    assert log.ok(theirs) == (), "it has seen that, too"
+    assert log.ok(replace(KEPT, owner=ANOTHER)) == ()
+    assert (log.record.owner, log.record.deleting) == (OWNER, True)
+    log.ok(c.ReleaseLease("p", OWNER))
+    log.ok(theirs)
+    assert (log.record.owner, log.record.deleting) == (ANOTHER, True)
+    assert log.ok(KEPT) == (), "the one before is late"
+    assert log.record.deleting
+    log.ok(replace(KEPT, owner=ANOTHER))
+    assert (log.record.owner, log.record.deleting) == ("", False)
+
+
+def test_in_which_log_the_source_has_it_is_noted_of_the_topic_that_is_followed() -> None:
+    log = Log()
+    noted = c.NoteSourceLog("ab", "log/0", (c.FollowedTopic("in-t", SOURCE_ID), c.FollowedTopic("in-u", SOURCE_ID)))
+    assert len(log.ok(noted)) == 1
+    assert log.ok(noted) == ()
+    assert from_json(ControlState, parse(canonical(log.state))) == log.state
+    log.ok(c.NoteSourceLog("ab", "log/1", (c.FollowedTopic("in-t", OTHER_ID),)))
+    assert log.record.source_log == "log/0"
+    log.ok(GOES)
+    log.ok(KEPT)
+    log.ok(c.SetFollowerTopic("ab", "in-t", "far-t", SOURCE_ID, TopicState.FOLLOWING, T_ID))
+    assert log.record.source_log == "log/0"
+    log.ok(c.SetFollowerTopic("ab", "in-t", "far-t", OTHER_ID, TopicState.FOLLOWING, T_ID))
+    assert log.record.source_log == "", "of another topic nothing is known"
 
 
 @pytest.mark.parametrize("setting", [None, OnSourceDelete.KEEP])

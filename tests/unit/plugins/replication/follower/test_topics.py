@@ -23,9 +23,11 @@ from isthmus_control.commands import (
     Body,
     CloseProvenance,
     DetachNamespace,
+    NoteSourceLog,
     RecreateFollowerTopic,
     SetFollowerTopic,
 )
+from isthmus_control.levels import SOURCE_DELETIONS
 from isthmus_control.model import FollowerTopic, ProvenanceRange, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -467,6 +469,28 @@ def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_delet
 # ---- attached again ----
 
 
+@pytest.mark.parametrize("how", ["consent", "recreate"])
+def test_a_proxy_whose_lease_is_over_loses_no_topic(how: str) -> None:
+    """Another one may have given it to clients since."""
+
+    async def work(scene: Scene) -> None:
+        if how == "consent":
+            of_one_to_be_lost(scene)
+        else:
+            assert (await scene.prepare()).ready
+            scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
+        there = scene.found
+        scene.context.lease_deadline = 0.0
+        answer = await scene.prepare()
+        assert (answer.ready, answer.code) == (False, reasons.BROKER_UNAVAILABLE)
+        assert scene.found is there
+        scene.context.lease_deadline = float("inf")
+        assert (await scene.prepare()).ready
+        assert scene.found is not there
+
+    on_cluster(work)
+
+
 async def followed(scene: Scene, records: int = 3) -> None:
     """A topic that has followed, and does not any more."""
     assert (await scene.prepare()).ready
@@ -767,6 +791,33 @@ def test_a_topic_is_compacted_here_when_it_has_what_the_source_had_and_not_befor
         assert scene.found.configs["cleanup.policy"] == "delete"
         assert (await scene.prepare(wanted(configs=compacted))).ready
         assert scene.topics.settings.waiting[LOCAL].code == ReasonCode.NOT_COMPACTED_YET
+
+    on_cluster(work)
+
+
+def test_in_which_log_the_source_has_a_topic_is_recorded_before_anything_of_it_is_copied() -> None:
+    """And once, of all topics together; a log of an older level does not hold it."""
+
+    async def work(scene: Scene) -> None:
+        def notes() -> list[NoteSourceLog]:
+            return [body for body in scene.control.commands if isinstance(body, NoteSourceLog)]
+
+        async def says(log: str | None) -> None:
+            topics = wanted(), wanted("local-u")
+            answer = await scene.peer.call(calls.PrepareTopics(topics, (SOURCE, "local-u"), log=log))
+            assert all(each.ready for each in answer.topics.values())
+
+        scene.control.state = scene.control.state.evolve(level=SOURCE_DELETIONS - 1)
+        await says("log/0")
+        scene.control.state = scene.control.state.evolve(level=SOURCE_DELETIONS)
+        await says(None)
+        assert notes() == []
+        for _ in range(2):
+            await says("log/0")
+        assert [len(note.topics) for note in notes()] == [2]
+        assert scene.record.source_log == "log/0"
+        await says("log/1")
+        assert scene.record.source_log == "log/1"
 
     on_cluster(work)
 

@@ -12,15 +12,17 @@ import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 from support.peers import CalledAtOnce
 
-from isthmus_control.commands import ClaimBrokers
+from isthmus_control.anchors import Anchor
+from isthmus_control.commands import AttachNamespace, ClaimBrokers, CreateLink, DetachNamespace
 from isthmus_control.levels import with_known_level
-from isthmus_control.model import BrokerClaim
+from isthmus_control.model import BrokerClaim, ResourceType, Role
+from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import Succession
 from isthmus_plugins.replication.leader.deleted_topics import DeletedTopics
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 
-GONE, NEXT = (str(uuid.UUID(int=number)) for number in (1, 2))
+GONE, NEXT, LINK_ID = (str(uuid.UUID(int=number, version=4)) for number in (1, 2, 3))
 LEASE_S = 4.0
 
 
@@ -32,11 +34,17 @@ class Source:
         claim = (BrokerClaim(1, "h", 1),)
         lease = ClaimBrokers("p", self.context.incarnation, claim, True, None, 4_000, with_known_level("0"), -1)
         self.control.apply(lease)
+        self.control.anchors.known = Anchor("A", NEXT, 7, 1, 0, "")
+        attached = AttachNamespace("a-to-b", ResourceType.TOPIC, "l-", "r-", Role.LEADER, create_missing=True)
+        for body in (CreateLink("a-to-b", LINK_ID, "B", False), attached):
+            assert isinstance(self.control.apply(body), Accepted)
         self.peer = CalledAtOnce("a-to-b", DeletedTopics(self.context).answers())
         self.there = str(uuid.UUID(bytes=self.cluster.add_topic("t").topic_id))
 
     async def says(self, *topic_ids: str) -> tuple[str, ...]:
-        return (await self.peer.call(calls.DeletedTopics(topic_ids))).topic_ids
+        answer = await self.peer.call(calls.DeletedTopics(topic_ids, "l-"))
+        assert answer.log == f"{NEXT}/7"
+        return answer.topic_ids
 
 
 def test_what_is_gone_for_a_lease_was_deleted() -> None:
@@ -85,6 +93,23 @@ def truncation() -> Any:
         topic_id = GONE
 
     return Past()
+
+
+def test_of_what_it_does_not_lead_it_says_nothing() -> None:
+    """Also where the target does not know yet that it was detached."""
+
+    async def work() -> None:
+        source = Source()
+        await source.says(GONE)
+        await asyncio.sleep(2 * LEASE_S)
+        assert await source.says(GONE) == (GONE,)
+        with pytest.raises(LinkRejected, match="leads no topics"):
+            await source.peer.call(calls.DeletedTopics((GONE,), "m-"))
+        source.control.apply(DetachNamespace("a-to-b", ResourceType.TOPIC, "l-"))
+        with pytest.raises(LinkRejected, match="leads no topics"):
+            await source.says(GONE)
+
+    run_simulated(work())
 
 
 def test_without_a_lease_nothing_is_said() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from support.fake_cluster import FakeCluster, FakeContext, run_simulated
+from support.fake_cluster import FakeAnchors, FakeCluster, FakeContext, run_simulated
 
 from isthmus_control.clock import ZERO, Register
 from isthmus_control.model import (
@@ -75,7 +75,7 @@ class Scene:
             links={},
         )
         self.link(mappings=(self.mapping("l-", "r-"),))
-        control: Any = SimpleNamespace(state=self.state)
+        control: Any = SimpleNamespace(state=self.state, anchors=FakeAnchors())
         context: Any = FakeContext(self.cluster, control, brokers=frozenset({1, 2}))
         self.context = context
         peers: Any = SimpleNamespace(connections=lambda link_name: [self.connection])

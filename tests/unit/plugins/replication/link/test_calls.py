@@ -129,9 +129,9 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [],
     ),
     (
-        calls.DeletedTopics((OTHER_ID, TOPIC_ID)),
-        f'{{"topic_ids":["{OTHER_ID}","{TOPIC_ID}"]}}',
-        [(calls.DeletedTopicsAnswer((TOPIC_ID,)), f'{{"topic_ids":["{TOPIC_ID}"]}}')],
+        calls.DeletedTopics((OTHER_ID, TOPIC_ID), "l-"),
+        f'{{"topic_ids":["{OTHER_ID}","{TOPIC_ID}"],"prefix":"l-"}}',
+        [(calls.DeletedTopicsAnswer((TOPIC_ID,), "log/0"), f'{{"topic_ids":["{TOPIC_ID}"],"log":"log/0"}}')],
     ),
     (
         calls.CheckAcls(ResourceType.PRINCIPAL, "User:b-app-", "User:app-", Role.FOLLOWER),

@@ -14,6 +14,7 @@ from isthmus_control.commands import (
     AdvanceTruncation,
     BeginTruncation,
     CompactFollowerTopic,
+    DetachNamespace,
     FoundLoss,
     RecordSourceLosses,
 )
@@ -164,6 +165,35 @@ def test_forget_a_topic_whose_source_was_deleted(delete: bool) -> None:
         else:
             await two.until("it is refused", lambda: reason(two) == "TARGET_TOPIC_NOT_EMPTY")
             assert target.partition("r-t").end == 3
+
+    on_following(work)
+
+
+@pytest.mark.parametrize("what", ["made anew", "detached"])
+def test_what_became_of_a_topic_since_the_operator_looked_at_it_is_not_deleted(what: str) -> None:
+    """Somebody has another topic of that name by then, or clients may write to it."""
+
+    async def work(two: Two) -> None:
+        await source_deleted(two)
+        target, control = two.clusters["B"], two.controls["B"]
+        idle_ends = two.b.plugin.parts.follower_topics._idle_ends  # type: ignore[union-attr]
+
+        async def meanwhile(places: Any) -> Any:
+            ends = await idle_ends(places)
+            if what == "made anew":
+                await target.delete_topic("r-t")
+                target.add_topic("r-t").partitions[0].write_values(b"precious")
+            else:
+                control.apply(DetachNamespace("a-to-b", ResourceType.TOPIC, "r-"))
+            return ends
+
+        two.b.plugin.parts.follower_topics._idle_ends = meanwhile  # type: ignore[union-attr, method-assign]
+        if what == "made anew":
+            await two.b.links.forget_topic("r-t", True)
+        else:
+            with pytest.raises(OperationError, match="meanwhile"):
+                await two.b.links.forget_topic("r-t", True)
+        assert ends(two) == [1 if what == "made anew" else 3]
 
     on_following(work)
 

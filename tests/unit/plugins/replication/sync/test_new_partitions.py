@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from isthmus_control.commands import AttachNamespace, DetachNamespace, Partition
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.replication.sync.quorums import Quorum
 
 TIMEOUT_S = 10.0
 REQUEST_TIMED_OUT = 7
@@ -98,6 +100,50 @@ def test_no_ack_goes_before_it_is_recorded_even_where_the_other_side_has_it() ->
         assert produced(first) is None, "who leads it next would not know that acks are held"
         source.control.append = append  # type: ignore[method-assign]
         await source.until("acked", lambda: produced(first) == 0)
+
+    on_source(work)
+
+
+def test_what_is_part_of_a_transaction_is_acked_when_every_proxy_holds_its_commit() -> None:
+    """EndTxn goes to another proxy, which would not wait for the decision before it knows of the partition."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        enforced, all_know = source.control.enforced, asyncio.Event()
+
+        async def waits(offset: int) -> None:
+            await all_know.wait()
+            await enforced(offset)
+
+        source.control.enforced = waits  # type: ignore[method-assign]
+        await found(source)
+        pushed(source)
+        plain, in_transaction = source.produce(), source.produce(transactional=True)
+        source.confirm()
+        await asyncio.sleep(3.0)
+        assert produced(plain) == 0
+        assert produced(in_transaction) is None
+        all_know.set()
+        await source.until("acked", lambda: produced(in_transaction) == 0, 2.0)
+
+    on_source(work)
+
+
+def test_a_proxy_that_does_not_push_it_holds_no_commit_before_it_knows_of_it() -> None:
+    """Why acks of records in transactions wait for every proxy: EndTxn may come to this one."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        topics = dict(await source.cluster.topics())
+        (info,) = topics[TOPIC].partitions
+        source.context.brokers = source.context.fronted_brokers = frozenset({1})
+        await look(source, {TOPIC: topics[TOPIC]._replace(partitions=(info._replace(leader=9),))})
+        await asyncio.sleep(5.0)  # until then it holds whatever the process before may have promised
+        assert not list(source.sync.requirements.commit_needed(PLACE))
+        link_id, topic_id = source.control.state.links[LINK].link_id, uuid.UUID(bytes=topics[TOPIC].topic_id)
+        entry = PartitionSync(TOPIC, str(topic_id), 0, 0)
+        source.control.apply(RecordSync(LINK, link_id, SyncState.IN_SYNC, (entry,), from_first=True))
+        assert list(source.sync.requirements.commit_needed(PLACE)) == [Quorum(1, (KEY,))]
 
     on_source(work)
 
@@ -259,6 +305,30 @@ def test_who_leads_it_next_holds_it_if_anything_was_acked(killed: str) -> None:
         await asyncio.sleep(5.0)  # until then it holds whatever the process before may have promised
         held = produced(other.produce()) is None
         assert held == (record is not None) == (killed == "after")
+        await other.stop()
+
+    on_source(work)
+
+
+@pytest.mark.parametrize("was_in_sync", [True, False])
+def test_a_process_that_starts_while_the_link_is_down_knows_what_is_new(was_in_sync: bool) -> None:
+    """By what has been In-Sync. Where nothing was, the other cluster may not know yet that the link is synchronous."""
+
+    async def work(source: Source) -> None:
+        if was_in_sync:
+            await source.synchronous()
+        else:
+            source.mode(LinkMode.SYNCHRONOUS)
+        other = Source()
+        other.control.state = source.control.state
+        other.agrees = False
+        other.start()
+        other.ends.pushed = None
+        for _ in range(8):
+            await look(other, dict(await other.cluster.topics()))
+        added = TOPIC, 1
+        assert other.sync.links.waits_for_record(added) is was_in_sync
+        assert other.sync.links.new.is_new(LINK, added) is was_in_sync
         await other.stop()
 
     on_source(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
-from isthmus_plugins.replication.sync.new_partitions import NewPartitions
+from isthmus_plugins.replication.sync.new_partitions import UNRECORDED, NewPartitions
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import GroupScope, Quorum, Quorums
 from isthmus_plugins.replication.sync.requirements import Requirements
@@ -143,3 +144,19 @@ def test_all_that_are_in_sync_are_waited_for_while_what_another_proxy_promised_m
         known.seen_at = long_ago
         known.leader_moved(7, monotonic())
     assert not each & quorums(epoch=7)
+
+
+def test_records_of_transactions_wait_until_all_proxies_know_enough_links_that_a_partition_is_new_on() -> None:
+    def waits(confirm: Confirm, *new: str) -> bool:
+        found = requirements(confirm, b=IN, c=IN)
+        records: Any = found._links
+        records.recorded |= {link: replace(records.recorded[link], reached=False, from_first=True) for link in new}
+        unrecorded = Quorum(1, (UNRECORDED,))
+        assert unrecorded not in found.needed(PLACE, False)
+        return unrecorded in found.needed(PLACE, True)
+
+    assert not waits(ALL)
+    assert waits(ALL, "b")
+    assert waits(ANY_1, "b", "c")
+    assert not waits(ANY_1, "c"), "the other one is enough"
+    assert waits(Confirm(2, ("b", "c")), "c")
