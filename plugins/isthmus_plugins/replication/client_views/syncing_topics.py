@@ -50,8 +50,13 @@ class SyncingTopics(Part):
         """Their names by what frames call them, names or ids."""
         self._sessions = FetchSessions(CAUSE)
         self._released = asyncio.Event()
-        self._seen: tuple[object, ...] = ()
+        self._state: ControlState | None = None
+        self._changed = asyncio.Event()
+        """The control log says something else than what is known here: to be looked at before it is gone by."""
         self._recording: set[TopicPartition] = set()
+
+    def start(self) -> None:
+        self._tasks.keep("look", self._look_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -63,10 +68,27 @@ class SyncingTopics(Part):
         ]
 
     def control_changed(self, state: ControlState) -> None:
-        seen = (state.links, state.follower_topics, state.sync_records)
-        if len(self._seen) == len(seen) and all(one is other for one, other in zip(seen, self._seen, strict=True)):
+        """Thousands of records may come at once, each about one topic: all topics are looked at when they are over, or
+        a request comes."""
+        before, self._state = self._state, state
+        if before is None or not (
+            state.links is before.links
+            and state.follower_topics is before.follower_topics
+            and state.sync_records is before.sync_records
+        ):
+            self._changed.set()
+
+    async def _look_for_ever(self) -> None:
+        """Release reads that wait, which no request may come for."""
+        while True:
+            await self._changed.wait()
+            self._look()
+
+    def _look(self) -> None:
+        if not self._changed.is_set() or self._state is None:
             return
-        self._seen = seen
+        self._changed.clear()
+        state = self._state
         following: dict[str, str] = {}
         readable: set[TopicPartition] = set()
         for link in state.links.values():
@@ -102,6 +124,7 @@ class SyncingTopics(Part):
 
     def on_fetch(self, request: Request) -> Verdict:
         """Answer for partitions that are Syncing, and forward the rest without a fetch session."""
+        self._look()
         if not self._following:
             return None
         wait_ms, _, _, session_epoch, topics, _ = peeks.fetch_partitions(request.version, request.frame)
@@ -118,12 +141,14 @@ class SyncingTopics(Part):
 
     def on_list_offsets(self, request: Request) -> Verdict:
         """Answer for partitions that are Syncing, and forward the rest."""
+        self._look()
         if not self._following:
             return None
         head, payload = decode_request(request.frame)
         return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
 
     def _decide(self, part: RequestPart) -> Refusal | None:
+        self._look()
         name = part.topic if part.topic_id is None else self._by_frame.get(part.topic_id.bytes)
         if part.partition is None or not self._holds(name, part.partition):
             return None
@@ -133,6 +158,7 @@ class SyncingTopics(Part):
 
     def reached(self, link_name: str, partitions: Iterable[tuple[str, str, int]]) -> None:
         """The source has granted leases of these (topic, topic id, partition): record what is not recorded."""
+        self._look()
         new = [
             PartitionSync(topic, topic_id, partition, 0)
             for topic, topic_id, partition in partitions

@@ -65,7 +65,8 @@ class Scene:
     async def reached(self, *partitions: int, topic_id: str = T_ID) -> None:
         self.topics.reached("l", [("r-t", topic_id, partition) for partition in partitions])
         for task in list(self.topics._tasks._tasks):
-            await task
+            if task.get_name().endswith("record"):
+                await task
 
     async def waits(self) -> bool:
         verdict = self.fetch(17, t=(0,))
@@ -130,6 +131,7 @@ def test_reads_wait_by_partition_until_it_was_in_sync_once(version: int) -> None
 def test_a_read_that_waits_is_answered_when_it_is_in_sync() -> None:
     async def work() -> None:
         scene = Scene()
+        scene.topics.start()
         scene.mode(SYNC)
         held = scene.fetch(17, t=(0,))
         async with asyncio.timeout(10):
@@ -185,3 +187,31 @@ def test_a_target_records_nothing_but_what_was_reached() -> None:
     outcome = scene.control.apply(RecordSync("l", LINK_ID, SyncState.IN_SYNC, (PartitionSync("r-t", T_ID, 0, 0),)))
     assert isinstance(outcome, Rejected)
     assert "the source's" in outcome.message
+
+
+def test_topics_are_looked_at_once_however_many_records_came() -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.mode(SYNC)
+        looks, look = 0, scene.topics._look
+
+        def counted() -> None:
+            nonlocal looks
+            looks += 1
+            look()
+
+        scene.topics._look = counted  # type: ignore[method-assign]
+        scene.topics.start()
+        await asyncio.sleep(0)
+        for number in range(50):
+            topic_id = str(uuid.UUID(int=100 + number, version=4))
+            scene.control.apply(
+                SetFollowerTopic("l", f"r-{number}", f"l-{number}", topic_id, TopicState.FOLLOWING, topic_id)
+            )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert looks <= 2
+        assert scene.topics._holds("r-49", 0)
+        await scene.topics.stop()
+
+    asyncio.run(work())
