@@ -11,11 +11,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.apache.kafka.clients.admin.Admin;
-import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
-import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
-import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.RetriableException;
 
 /**
@@ -23,14 +20,10 @@ import org.apache.kafka.common.errors.RetriableException;
  *
  * <p>Arguments: bootstrap servers, partitions, topics in one request. {@code create PREFIX COUNT [NAME=VALUE ...]}
  * creates PREFIX0, PREFIX1 ..., with the brokers' replication factor and these settings, one request after the other,
- * until all partitions have leaders; {@code offsets PREFIX COUNT} waits until these leaders say where the logs end.
- * {@code delete PREFIX COUNT} deletes them, until no broker lists them.
+ * until all partitions have leaders. {@code delete PREFIX COUNT} deletes them, until no broker lists them.
  */
 public class CreateTopics {
     private static final long LOOK_MS = 20;
-
-    /** A question about many partitions may wait for ever for one that moved meanwhile. */
-    private static final int ASKED_AGAIN_MS = 10_000;
 
     private final Admin admin;
     private final int partitions;
@@ -80,18 +73,6 @@ public class CreateTopics {
                 }
                 until(() -> admin.describeTopics(names).allTopicNames().get().values().stream()
                         .allMatch(CreateTopics::isLed));
-                break;
-            case "offsets":
-                Map<TopicPartition, OffsetSpec> latest = new HashMap<>();
-                for (String name : names) {
-                    for (int partition = 0; partition < partitions; partition++) {
-                        latest.put(new TopicPartition(name, partition), OffsetSpec.latest());
-                    }
-                }
-                until(() -> {
-                    admin.listOffsets(latest, new ListOffsetsOptions().timeoutMs(ASKED_AGAIN_MS)).all().get();
-                    return true;
-                });
                 break;
             case "delete":
                 for (List<String> some : parts(names)) {

@@ -42,13 +42,6 @@ class JavaTopics:
         """Create the topics ``prefix`` + 0, 1, ...; the seconds until all have leaders. Raises EmbeddedKafkaError."""
         return self._ask("create", prefix, str(count), *(f"{name}={value}" for name, value in settings.items()))
 
-    def offsets(self, prefix: str, count: int) -> float:
-        """The seconds until the leaders of all their partitions say where the logs end: they have made these then.
-
-        Raises EmbeddedKafkaError.
-        """
-        return self._ask("offsets", prefix, str(count))
-
     def delete(self, prefix: str, count: int) -> float:
         """Delete them; the seconds until no broker lists them. Raises EmbeddedKafkaError."""
         return self._ask("delete", prefix, str(count))

@@ -217,12 +217,14 @@ class _Scale:
         """All of one size."""
         settings = self._warm_up()
         self._say(f"{size} topics: created at the target")
+        began = time.monotonic()
         created_s = self._java_b.create("direct.", size, settings)
-        usable_s = created_s + self._java_b.offsets("direct.", size)
+        asyncio.run(self._until_usable(self._b, "direct.", size))
+        usable_s = time.monotonic() - began
         self._java_b.delete("direct.", size)
         self._say(f"{size} topics: created in {created_s:.1f} s; now at the source")
         self._java_a.create(TOPICS, size, {})
-        self._java_a.offsets(TOPICS, size)
+        asyncio.run(self._until_usable(self._a, TOPICS, size))
         self._until_gone(self._b, "direct.")
         attached_s, attach_cpu_s = self._timed(lambda: self._attach(TOPICS, size))
         self._say(f"{size} topics: attached in {attached_s:.1f} s")
@@ -255,6 +257,21 @@ class _Scale:
             java.delete("warm.", warm)
             self._until_gone(kafka, "warm.")
         return settings
+
+    async def _until_usable(self, kafka: KafkaCluster, prefix: str, size: int) -> None:
+        """Wait until the leaders of topics say where their logs end. Raises ProxyFailed."""
+        places = [TopicPartition(f"{prefix}{n}", p) for n in range(size) for p in range(self._plan.partitions)]
+        names, deadline = {place.topic for place in places}, time.monotonic() + FOLLOW_TIMEOUT_S
+        async with ClusterClient(kafka.bootstrap_servers.split(",")) as client:
+            while True:
+                known = await client.refresh(names)
+                led = [place for place in places if place.topic in known]
+                ends = await client.list_offsets(dict.fromkeys(led, LATEST), deadline_s=0) if led else {}
+                if sum(end.error is None for end in ends.values()) == len(places):
+                    return
+                if time.monotonic() > deadline:
+                    raise ProxyFailed(f"{kafka.spec.name} does not lead all of {prefix}*")
+                await asyncio.sleep(NEW_TOPIC_LOOK_S)
 
     @staticmethod
     def _until_gone(kafka: KafkaCluster, prefix: str) -> None:
