@@ -12,7 +12,6 @@ from isthmus_bench.kafka import EmbeddedKafkaError
 from isthmus_bench.kafka.archive import prepare
 
 _PROGRAM: Final = Path(__file__).with_name("CreateTopics.java")
-_COMPILER: Final = "jdk.compiler"
 
 
 class JavaTopics:
@@ -21,12 +20,10 @@ class JavaTopics:
     def __init__(self, version: str, bootstrap_servers: str, partitions: int, at_once: int) -> None:
         """``at_once``: topics in one request. Raises EmbeddedKafkaError."""
         distribution = prepare(version)
-        java = str(distribution.java.executable)
-        modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
-        if _COMPILER not in modules:
+        if not distribution.java.compiles:
             raise EmbeddedKafkaError(
-                f"{java} has no compiler, which the AdminClient that links are compared with needs: install a JDK, "
-                "and set JAVA_HOME to it"
+                f"{distribution.java.executable} has no compiler, which the AdminClient that links are compared "
+                "with needs: install a JDK, and set JAVA_HOME to it"
             )
         arguments = [bootstrap_servers, str(partitions), str(at_once)]
         self._process = subprocess.Popen(

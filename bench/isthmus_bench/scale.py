@@ -261,17 +261,8 @@ class _Scale:
     async def _until_usable(self, kafka: KafkaCluster, prefix: str, size: int) -> None:
         """Wait until the leaders of topics say where their logs end. Raises ProxyFailed."""
         places = [TopicPartition(f"{prefix}{n}", p) for n in range(size) for p in range(self._plan.partitions)]
-        names, deadline = {place.topic for place in places}, time.monotonic() + FOLLOW_TIMEOUT_S
         async with ClusterClient(kafka.bootstrap_servers.split(",")) as client:
-            while True:
-                known = await client.refresh(names)
-                led = [place for place in places if place.topic in known]
-                ends = await client.list_offsets(dict.fromkeys(led, LATEST), deadline_s=0) if led else {}
-                if sum(end.error is None for end in ends.values()) == len(places):
-                    return
-                if time.monotonic() > deadline:
-                    raise ProxyFailed(f"{kafka.spec.name} does not lead all of {prefix}*")
-                await asyncio.sleep(NEW_TOPIC_LOOK_S)
+            await self._until(client, places, 0, FOLLOW_TIMEOUT_S)
 
     @staticmethod
     def _until_gone(kafka: KafkaCluster, prefix: str) -> None:
@@ -335,22 +326,28 @@ class _Scale:
                 created = await source.create_topics([NewTopic(place.topic, self._plan.partitions, -1, {})])
                 if (error := created[place.topic].error) is not None:
                     raise ProxyFailed(f"{place.topic} was not created: {error}")
-                await self._until(source, place, 0)
+                await self._until(source, [place], 0)
                 await source.produce_raw({place: batch(1, 100)})
-                await self._until(target, place, 1)
+                await self._until(target, [place], 1)
                 found.append(time.monotonic() - began)
         return found
 
-    async def _until(self, client: ClusterClient, place: TopicPartition, end: int) -> None:
-        """Wait until a topic is there and a log ends at an offset. Raises ProxyFailed."""
-        deadline = time.monotonic() + API_TIMEOUT_S
+    async def _until(
+        self, client: ClusterClient, places: Sequence[TopicPartition], end: int, timeout_s: float = API_TIMEOUT_S
+    ) -> None:
+        """Wait until topics are there and their leaders say that the logs end at an offset, or beyond it.
+
+        Raises ProxyFailed.
+        """
+        names, deadline = {place.topic for place in places}, time.monotonic() + timeout_s
         while True:
-            topic = (await client.refresh([place.topic])).get(place.topic)
-            led = topic is not None and topic.partitions[place.partition].leader >= 0
-            if led and (await client.list_offsets({place: LATEST}))[place].offset >= end:
+            known = await client.refresh(names)
+            asked = [place for place in places if place.topic in known]
+            said = await client.list_offsets(dict.fromkeys(asked, LATEST), deadline_s=0) if asked else {}
+            if sum(each.error is None and each.offset >= end for each in said.values()) == len(places):
                 return
             if time.monotonic() > deadline:
-                raise ProxyFailed(f"{place.topic} does not end at {end}:\n{self._log()}")
+                raise ProxyFailed(f"{places[0].topic} and others do not end at {end}:\n{self._log()}")
             await asyncio.sleep(NEW_TOPIC_LOOK_S)
 
     def _log(self) -> str:

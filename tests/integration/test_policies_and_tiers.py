@@ -40,11 +40,6 @@ def with_rules(shared_kafka: Clusters, classes: Path) -> Iterator[Linked]:
         yield link
 
 
-def reason(link: Linked, topic: str, partition: int = 0) -> tuple[str | None, str]:
-    found = link.b.partition(link.name, topic, partition) or {}
-    return found.get("reason"), found.get("message") or ""
-
-
 def test_what_a_policy_refuses_is_one_topics_reason(with_rules: Linked) -> None:
     link = with_rules
     plain, rolls, finite = ("plain", "rolls", "finite")
@@ -57,11 +52,11 @@ def test_what_a_policy_refuses_is_one_topics_reason(with_rules: Linked) -> None:
     link.attach()
     for name in (plain, rolls):
         link.wait_end(link.remote + name, 1)
-    until("it shows", lambda: reason(link, link.remote + rolls)[0] == "TARGET_REFUSES_SETTINGS")
-    assert "house rule: segment.ms is an hour at least" in reason(link, link.remote + rolls)[1]
-    until("it shows", lambda: reason(link, link.remote + finite, -1)[0] == "TARGET_TOPIC_NOT_CREATED")
+    until("it shows", lambda: link.b.reason(link.name, link.remote + rolls)[0] == "TARGET_REFUSES_SETTINGS")
+    assert "house rule: segment.ms is an hour at least" in link.b.reason(link.name, link.remote + rolls)[1]
+    until("it shows", lambda: link.b.reason(link.name, link.remote + finite, -1)[0] == "TARGET_TOPIC_NOT_CREATED")
     refused = f"house rule: {link.remote}finite has a retention.ms"
-    assert refused in reason(link, link.remote + finite, -1)[1]
+    assert refused in link.b.reason(link.name, link.remote + finite, -1)[1]
     assert refused in (link.a.partition(link.name, link.local + finite) or {})["message"]
     assert refused in link.b.proxy.get(f"/v1/topics/{link.remote}finite")["message"]
     assert [link.b.link(link.name)["state"], link.a.link(link.name)["state"]] == ["Catching Up"] * 2
@@ -69,14 +64,14 @@ def test_what_a_policy_refuses_is_one_topics_reason(with_rules: Linked) -> None:
     left_out = {"type": "topic", "name": link.local + finite, "reason": f"{link.remote}finite was not made here"}
     assert left_out in planned_over["left_out"]
     assert link.remote + finite not in link.b.topics()
-    assert reason(link, link.remote + plain) == (None, "")
+    assert link.b.reason(link.name, link.remote + plain) == (None, "")
     alter_topic(link.a, link.local + rolls, {"segment.ms": "7200000"})
-    until("it shows no more", lambda: reason(link, link.remote + rolls)[0] is None, 20)
+    until("it shows no more", lambda: link.b.reason(link.name, link.remote + rolls)[0] is None, 20)
     assert link.b.topic_config(link.remote + rolls)["segment.ms"] == "7200000"
     link.a.delete_topic(link.local + finite, direct=True)
 
     alter_topic(link.a, link.local + rolls, {"segment.ms": "60000"})
-    until("refused again", lambda: reason(link, link.remote + rolls)[0] == "TARGET_REFUSES_SETTINGS", 20)
+    until("refused again", lambda: link.b.reason(link.name, link.remote + rolls)[0] == "TARGET_REFUSES_SETTINGS", 20)
     until("promoted", lambda: link.b.proxy.cli("link", "promote", link.name, "--local", link.remote), 20)
     for name in (plain, rolls):
         assert link.b.produce(link.remote + name, [b"second"]) == [1], "writable, both"
@@ -111,8 +106,8 @@ def test_a_tiered_topic_is_followed_from_its_first_record_by_a_cluster_without_t
         link.attach()
         link.wait_end(target, 400)
         assert [each.value for each in link.b.read(target, direct=True)] == values
-        until("it shows", lambda: reason(link, target)[0] == "TARGET_REFUSES_SETTINGS")
-        assert "remote.storage.enable" in reason(link, target)[1]
+        until("it shows", lambda: link.b.reason(link.name, target)[0] == "TARGET_REFUSES_SETTINGS")
+        assert "remote.storage.enable" in link.b.reason(link.name, target)[1]
         assert link.verify()["equal"]
         until("promoted", lambda: link.b.proxy.cli("link", "promote", link.name, "--local", link.remote), 20)
         assert link.b.produce(target, [b"here"]) == [400]

@@ -101,11 +101,6 @@ def access(link: Linked) -> Access:
     return Access(link.b)
 
 
-def reason_of(link: Linked, topic: str) -> tuple[str | None, str]:
-    found = link.b.partition(link.name, topic) or {}
-    return found.get("reason"), found.get("message") or ""
-
-
 @pytest.mark.one_in_ci("stories", of="settings that are refused")
 def test_the_cluster_wide_setting(link: Linked, access: Access) -> None:
     consent = (None, None, "--disable-transaction-verification")
@@ -157,8 +152,8 @@ def test_settings_of_a_topic(link: Linked, access: Access, operation: AclOperati
     access.deny(ResourceType.TOPIC, target, operation)
     alter_topic(link.a, source, {"max.message.bytes": "2000000"})
     missing = operation.name.title().replace("_", "")
-    until("it shows", lambda: reason_of(link, target)[0] == "TARGET_REFUSES_SETTINGS", 20)
-    message = reason_of(link, target)[1]
+    until("it shows", lambda: link.b.reason(link.name, target)[0] == "TARGET_REFUSES_SETTINGS", 20)
+    message = link.b.reason(link.name, target)[1]
     assert missing in message, message
     assert target in message
     if operation is AclOperation.ALTER_CONFIGS:
@@ -168,7 +163,7 @@ def test_settings_of_a_topic(link: Linked, access: Access, operation: AclOperati
     assert link.b.topic_config(target)["max.message.bytes"] == "1000000"
     access.take_back(ResourceType.TOPIC, target)
     until("it is followed", lambda: link.b.topic_config(target)["max.message.bytes"] == "2000000", 30)
-    until("it shows no more", lambda: reason_of(link, target)[0] is None, 20)
+    until("it shows no more", lambda: link.b.reason(link.name, target)[0] is None, 20)
 
 
 @pytest.mark.one_in_ci("stories", of="settings that are refused")

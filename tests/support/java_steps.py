@@ -14,13 +14,11 @@ from typing import Final, Self
 from isthmus_bench.kafka.archive import prepare
 
 _PROGRAMS: Final = Path(__file__).parent / "java"
-_COMPILER: Final = "jdk.compiler"
 
 
 def java_compiles(version: str) -> bool:
     """Whether Java here runs programs from their source; one that comes without its compiler does not."""
-    java = str(prepare(version).java.executable)
-    return _COMPILER in subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
+    return prepare(version).java.compiles
 
 
 def broker_classes(version: str, program: str, directory: Path) -> Path:

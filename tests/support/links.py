@@ -258,6 +258,11 @@ class Side:
     def partition(self, name: str, topic: str, partition: int = 0) -> dict[str, Any] | None:
         return next((each for each in self.partitions(name, topic) if each["partition"] == partition), None)
 
+    def reason(self, name: str, topic: str, partition: int = 0) -> tuple[str | None, str]:
+        """Why a partition of a link is as it is: the code, and what is said about it."""
+        found = self.partition(name, topic, partition) or {}
+        return found.get("reason"), found.get("message") or ""
+
 
 class Linked:
     """Two sides and the link between them, A leading."""

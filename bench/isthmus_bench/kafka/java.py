@@ -55,6 +55,12 @@ class Java:
     def home(self) -> Path:
         return self.executable.resolve().parent.parent
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it runs programs from their source, as a JDK does; a runtime alone comes without the compiler."""
+        listed = subprocess.run([self.executable, "--list-modules"], capture_output=True, text=True, check=True)
+        return "jdk.compiler" in listed.stdout
+
 
 @cache
 def find_java() -> Java:

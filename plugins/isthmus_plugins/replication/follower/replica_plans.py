@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 from isthmus_control.model import Link, TopicHistory
 from isthmus_plugins.cluster import TopicInfo, TopicPartition
 from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.logs.topic_settings import IN_SYNC_MIN
 
 S = TypeVar("S", calls.LedTopic, calls.WantedTopic)
-IN_SYNC_MIN = "min.insync.replicas"
 
 
 class Wish(NamedTuple):

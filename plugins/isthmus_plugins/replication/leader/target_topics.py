@@ -17,7 +17,7 @@ from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.logs.topic_settings import is_compacted
+from isthmus_plugins.replication.logs.topic_settings import IN_SYNC_MIN, is_compacted
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -119,7 +119,7 @@ class TargetTopics:
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
         told = every, self._holds_from_first(link_name, None)
-        asked = {
+        asked: dict[str, object] = {
             name: (mapping, info.topic_id, len(info.partitions), self._holds_from_first(link_name, info))
             for name, (mapping, info) in wanted.items()
         }
@@ -134,7 +134,7 @@ class TargetTopics:
         others = now >= preparing.all_due_at
         if not due and not others and told == preparing.told:
             return
-        preparing.asked, preparing.told = dict(asked), told
+        preparing.asked, preparing.told = asked, told
         preparing.running = True
         self._tasks.start(
             f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, set(due), others)
@@ -303,5 +303,5 @@ def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predece
 
 
 def _in_sync_min(configs: Mapping[str, str]) -> int | None:
-    value = configs.get("min.insync.replicas")
+    value = configs.get(IN_SYNC_MIN)
     return None if value is None else int(value)

@@ -27,6 +27,7 @@ OVERRIDES: Final[Mapping[str, str]] = {
 Of a compacted source, ``cleanup.policy`` is :data:`COMPACTED` once the topic was filled.
 """
 
+IN_SYNC_MIN: Final = "min.insync.replicas"
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
 LIMITS: Final = (MESSAGE_BYTES_MAX, "segment.bytes")
 """Settings that say how large a batch may be. A source's log may hold larger ones, from before they were lowered: while
@@ -151,8 +152,8 @@ def wanted(
 
 
 def _in_sync_min(source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
-    in_sync_min = int(source.get("min.insync.replicas") or 1)
-    return {"min.insync.replicas": str(min(in_sync_min, replication_factor))}
+    in_sync_min = int(source.get(IN_SYNC_MIN) or 1)
+    return {IN_SYNC_MIN: str(min(in_sync_min, replication_factor))}
 
 
 def changes(own: Described, chosen: Mapping[str, str]) -> dict[str, str | None]:

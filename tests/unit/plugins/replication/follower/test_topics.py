@@ -439,16 +439,21 @@ def test_a_topic_that_the_operator_gives_up_is_made_anew_and_no_other(agreed: bo
     on_cluster(work)
 
 
+async def agreed_to_lose(scene: Scene, how: str) -> None:
+    """An operator has agreed that the topic goes, for one that follows."""
+    if how == "consent":
+        of_one_to_be_lost(scene)
+    else:
+        assert (await scene.prepare()).ready
+        scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
+
+
 @pytest.mark.parametrize("how", ["consent", "recreate"])
 def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_deleted(how: str) -> None:
     """Another proxy's, which follows already, or anybody's."""
 
     async def work(scene: Scene) -> None:
-        if how == "consent":
-            of_one_to_be_lost(scene)
-        else:
-            assert (await scene.prepare()).ready
-            scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
+        await agreed_to_lose(scene, how)
         topics = scene.cluster.topics_named
 
         async def then_replaced(names: Collection[str]) -> Mapping[str, TopicInfo]:
@@ -466,19 +471,12 @@ def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_delet
     on_cluster(work)
 
 
-# ---- attached again ----
-
-
 @pytest.mark.parametrize("how", ["consent", "recreate"])
 def test_a_proxy_whose_lease_is_over_loses_no_topic(how: str) -> None:
     """Another one may have given it to clients since."""
 
     async def work(scene: Scene) -> None:
-        if how == "consent":
-            of_one_to_be_lost(scene)
-        else:
-            assert (await scene.prepare()).ready
-            scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
+        await agreed_to_lose(scene, how)
         there = scene.found
         scene.context.lease_deadline = 0.0
         answer = await scene.prepare()
@@ -489,6 +487,9 @@ def test_a_proxy_whose_lease_is_over_loses_no_topic(how: str) -> None:
         assert scene.found is not there
 
     on_cluster(work)
+
+
+# ---- attached again ----
 
 
 async def followed(scene: Scene, records: int = 3) -> None:
