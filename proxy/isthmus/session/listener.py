@@ -14,9 +14,11 @@ from typing import Final
 
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session.authentication import certificate_principal
+from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.connecting import Connector, Unreachable
 from isthmus.session.dispatch import Route, describe_key, newer_api_versions_route, route_key
 from isthmus.session.downstream import Downstream
+from isthmus.session.endpoint import Endpoint
 from isthmus.session.gated_answers import GateCounts
 from isthmus.session.session import Session
 from isthmus_plugins import descriptors
@@ -50,15 +52,10 @@ class Limits:
     """Unanswered requests of one connection before its reading pauses."""
     frame_bytes_max: int = 100 * 1024 * 1024
     """As a broker's ``socket.request.max.bytes``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+    sasl_frame_bytes_max: int = 512 * 1024
+    """As a broker's ``sasl.server.max.receive.size``: of a client that has not authenticated."""
+    authentication_timeout_s: float = 30.0
+    """How long a client may take to authenticate, once the broker is connected."""
 
 
 class Gateway:
@@ -70,8 +67,11 @@ class Gateway:
         limits: Limits,
         supervision: Supervision,
         upstream_ssl: ssl.SSLContext | None = None,
+        broker_sasl: BrokerSasl | None = None,
     ) -> None:
+        """``broker_sasl``: which brokers' listeners have SASL; None: none has, whoever connects may do anything."""
         self.routes = routes
+        self.broker_sasl = broker_sasl
         self.limits = limits
         self.frame_bytes_max = limits.frame_bytes_max
         self.in_flight_max = limits.in_flight_max
@@ -105,6 +105,7 @@ class Gateway:
         self._draining: asyncio.Event | None = None
         self._cut_off = Rarely(_log_cut_off)
         self._turned_away = Rarely(_log_turned_away)
+        self.strangers_refused = Rarely(_log_strangers_refused)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -248,6 +249,11 @@ def _log_cut_off(connections: int, detail: str) -> None:
 
 def _log_turned_away(connections: int, detail: str) -> None:
     log.warning("connections turned away", extra={"connections": connections, "detail": detail})
+
+
+def _log_strangers_refused(connections: int, detail: str) -> None:
+    extra = {"connections": connections, "detail": detail}
+    log.warning("clients refused that have not authenticated", extra=extra)
 
 
 def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.endpoint import Endpoint
+from isthmus.session.listener import Gateway, Limits, Listener
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks

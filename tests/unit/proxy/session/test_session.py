@@ -35,6 +35,7 @@ from support.sessions import (
     request,
     resident_bytes,
     run,
+    say_whether_sasl,
     settled,
     stalled,
     tls_contexts,
@@ -672,6 +673,37 @@ async def _gone_while_connecting() -> Outcome:
         return now(session, "client closed")
 
 
+@contextlib.asynccontextmanager
+async def _authenticating() -> AsyncIterator[tuple[Front, Wire, Wire, Session]]:
+    """A session whose broker has SASL."""
+    async with fronted(asks_for_sasl=True) as front:
+        assert front.gateway.broker_sasl is not None
+        front.gateway.broker_sasl.required(front.target)
+        await say_whether_sasl(front.broker, True)
+        client, upstream, session = await front.connect(SessionState.AUTHENTICATING)
+        yield front, client, upstream, session
+
+
+async def _connected_to_sasl() -> Outcome:
+    async with _authenticating() as (_, _, _, session):
+        return now(session, "")
+
+
+async def _drained_while_authenticating() -> Outcome:
+    async with _authenticating() as (front, client, upstream, session):
+        await front.gateway.drain(1)
+        assert await client.closed() == b""
+        assert await upstream.closed() == b""
+        return now(session, "drained")
+
+
+async def _gone_while_authenticating() -> Outcome:
+    async with _authenticating() as (_, client, upstream, session):
+        client.reset()
+        assert await upstream.closed() == b""
+        return now(session, "client closed")
+
+
 async def _draining() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
@@ -785,9 +817,12 @@ async def _lost_while_settling() -> Outcome:
 
 
 EDGES: dict[tuple[SessionState, SessionEvent], Scenario] = {
-    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _connected,
+    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _connected_to_sasl,
     (_S.CONNECTING, _E.DRAIN): _drained_while_connecting,
     (_S.CONNECTING, _E.CLOSE): _gone_while_connecting,
+    (_S.AUTHENTICATING, _E.AUTHENTICATED): _connected,
+    (_S.AUTHENTICATING, _E.DRAIN): _drained_while_authenticating,
+    (_S.AUTHENTICATING, _E.CLOSE): _gone_while_authenticating,
     (_S.SERVING, _E.DRAIN): _draining,
     (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _gone_with_a_write,
     (_S.SERVING, _E.CLOSE): _gone,

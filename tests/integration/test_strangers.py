@@ -1,0 +1,187 @@
+"""Clients that have not authenticated, in front of brokers with SASL: what they cost, and how they may log in."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import uvloop
+from confluent_kafka.admin import AdminClient
+from support.kafka import VERSIONS
+from support.links import until
+from support.wire import Wire
+
+from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
+from isthmus.kafka.security import SecuritySpec
+from isthmus.session.broker_sasl import BrokerSasl
+from isthmus.session.endpoint import Endpoint
+from isthmus_bench.kafka import KafkaCluster, Security
+from isthmus_bench.proxies import ProxyProcess
+from isthmus_plugins.tasks import Supervision
+from isthmus_protocol.schema import ApiKey
+
+pytestmark = pytest.mark.brokers
+
+LISTENERS: Final = ("SASL_PLAINTEXT", "PLAINTEXT")
+SECURITY: Final = Security(users={"admin": "admin-secret", "alice": "alice-secret"})
+MIB: Final = 1 << 20
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def brokers(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    with KafkaCluster(name="strangers", version=request.param, listeners=LISTENERS, security=SECURITY) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def proxy(brokers: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """Fronts the listener with SASL."""
+    password = tmp_path_factory.mktemp("secrets") / "password"
+    password.write_text("admin-secret")
+    cluster = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "admin",
+        "sasl_password_file": str(password),
+    }
+    extra = {"cluster": cluster, "client_listener": {"authentication_timeout_s": 2.0}}
+    with ProxyProcess(brokers.bootstrap_servers, name="strangers", extra=extra) as process:
+        yield process
+
+
+def exchange_of(mechanism: str, password: str = "alice-secret") -> SaslExchange:
+    return PlainExchange("alice", password) if mechanism == "PLAIN" else ScramExchange(mechanism, "alice", password)
+
+
+def log_in_v0(wire: Wire, exchange: SaslExchange, mechanism: str) -> None:
+    """As clients did before KIP-152. Raises ConnectionError where the broker closes, which is how it refuses."""
+    assert wire.request(ApiKey.SASL_HANDSHAKE, 0, {"mechanism": mechanism}).error_code == 0
+    said: bytes | None = exchange.first()
+    while said is not None:
+        wire.send_bytes(struct.pack(">I", len(said)) + said)
+        answer = wire.receive_frame()
+        if answer is None:
+            raise ConnectionError("refused")
+        said = exchange.next(answer[4:])
+
+
+def log_in(wire: Wire, exchange: SaslExchange, mechanism: str) -> None:
+    """Raises ConnectionError where the broker refuses."""
+    assert wire.request(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": mechanism}).error_code == 0
+    said: bytes | None = exchange.first()
+    while said is not None:
+        answer = wire.request(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": said})
+        if answer.error_code:
+            raise ConnectionError(answer.error_message)
+        said = exchange.next(answer.auth_bytes)
+
+
+def lists_topics(wire: Wire) -> None:
+    assert wire.request(ApiKey.METADATA, 9, {"topics": None}).brokers
+
+
+def cpu_s(proxy: ProxyProcess) -> float:
+    fields = Path(f"/proc/{proxy.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def resident(proxy: ProxyProcess) -> int:
+    return int(Path(f"/proc/{proxy.pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_whether_a_listener_has_sasl_is_asked(brokers: KafkaCluster) -> None:
+    async def main() -> None:
+        sasl = BrokerSasl(SecuritySpec(), None, Supervision())
+        targets = {name: Endpoint(*next(iter(brokers.addresses(name).values()))) for name in LISTENERS}
+        await sasl.ask(targets.values(), 20)
+        assert {name: sasl.required(target) for name, target in targets.items()} == {
+            "SASL_PLAINTEXT": True,
+            "PLAINTEXT": False,
+        }
+        await sasl.close()
+
+    uvloop.run(main())
+
+
+def test_a_request_of_8_mib_of_a_stranger_costs_nothing(proxy: ProxyProcess) -> None:
+    """DeleteTopics of millions of topics, which took 21 s of the loop and 1.2 GiB."""
+    topics = 4 * MIB
+    request = struct.pack(">hhih", ApiKey.DELETE_TOPICS, 5, 1, -1) + b"\0" + _uvarint(topics + 1) + b"\1" * topics
+    frame = struct.pack(">I", len(request)) + request + struct.pack(">iB", 30_000, 0)
+    assert len(frame) > 4 * MIB
+    cpu, memory = cpu_s(proxy), resident(proxy)
+    for _ in range(20):
+        with Wire(proxy.bootstrap) as wire, contextlib.suppress(ConnectionError):
+            wire.send_bytes(frame)
+            assert wire.receive_frame() is None
+    assert cpu_s(proxy) - cpu < 0.5
+    assert resident(proxy) - memory < 8 * MIB
+    assert proxy.log.count("clients refused that have not authenticated") <= 3, "a line a second"
+    with Wire(proxy.bootstrap) as wire:
+        log_in(wire, exchange_of("PLAIN"), "PLAIN")
+        lists_topics(wire)
+
+
+def _uvarint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*encoded, value))
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("version", [0, 1])
+def test_logins(brokers: KafkaCluster, proxy: ProxyProcess, mechanism: str, version: int) -> None:
+    """Through the proxy as directly."""
+    log = log_in if version else log_in_v0
+    for address in (brokers.bootstrap_servers, proxy.bootstrap):
+        with Wire(address) as wire:
+            log(wire, exchange_of(mechanism), mechanism)
+            lists_topics(wire)
+        with Wire(address) as wire, pytest.raises(ConnectionError):
+            log(wire, exchange_of(mechanism, "guess"), mechanism)
+
+
+def test_a_stranger_that_says_nothing_goes(proxy: ProxyProcess) -> None:
+    with Wire(proxy.bootstrap) as wire:
+        began = time.monotonic()
+        assert wire.receive_frame() is None
+        assert 1.5 < time.monotonic() - began < 10
+
+
+def test_a_broker_that_is_restarted(brokers: KafkaCluster, proxy: ProxyProcess) -> None:
+    """It is asked again; until then, and after that, strangers get nowhere, and clients in as before."""
+    settings = brokers.librdkafka_properties(user="alice") | {"bootstrap.servers": proxy.bootstrap, "log_level": 0}
+    (broker_id,) = brokers.broker_ids
+    brokers.restart(broker_id)
+    until("clients are in again", lambda: AdminClient(settings).list_topics(timeout=30).brokers)
+    with Wire(proxy.bootstrap) as wire, pytest.raises(ConnectionError):
+        lists_topics(wire)
+
+
+@pytest.mark.suite("clients")
+def test_a_listener_without_sasl_that_is_restarted(brokers: KafkaCluster, proxy: ProxyProcess) -> None:
+    proxy.stop()
+    with ProxyProcess(brokers.bootstrap("PLAINTEXT"), name="strangers") as plain:
+        with Wire(plain.bootstrap) as wire:
+            lists_topics(wire)
+        (broker_id,) = brokers.broker_ids
+        brokers.restart(broker_id)
+
+        def served() -> bool:
+            try:
+                with Wire(plain.bootstrap) as wire:
+                    lists_topics(wire)
+            except ConnectionError:
+                return False
+            return True
+
+        until("clients are in again", served)
+        assert "not authenticated" not in plain.log, "they were not taken for strangers meanwhile"
+    proxy.start()
