@@ -229,19 +229,19 @@ class Downstream(Peer):
         """The broker is connected: read requests."""
         self._upstream = upstream
         self.go_on()
+        self.release_reading()
 
     def go_on(self) -> None:
-        """Take what had come while nothing was to be read, and read on. Takes back one :meth:`hold_reading`."""
+        """Take what was kept."""
         early, self._partial = self._partial, None
         if early and self.session.stranger is not None:
             self.session.stranger.take(bytes(early))
         elif early:
             self._take(bytes(early), monotonic())
-        self.release_reading()
 
-    def keep(self, data: bytes, wanted: int | None) -> None:
-        """Keep what a stranger has sent until so many bytes are there; None: until :meth:`go_on`."""
-        self._keep(data, _UNTIL_SERVED if wanted is None else wanted)
+    def keep(self, data: bytes, wanted: int) -> None:
+        """Keep what a stranger has sent until so many bytes are there, or until :meth:`go_on`."""
+        self._keep(data, wanted)
 
     def pass_on(self, frame: bytes, route: Route, correlation_id: int, on_response: ResponseHook | None) -> None:
         """Forward a request of a stranger's, which no hook sees."""

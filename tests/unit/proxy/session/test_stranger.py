@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import ssl
 import struct
@@ -26,11 +27,15 @@ from support.sessions import (
     request,
     run,
     say_whether_sasl,
+    stalled,
     until,
 )
 
+from isthmus.session.downstream import Downstream
 from isthmus.session.listener import Limits
 from isthmus.session.session import Session, SessionState
+from isthmus.session.stranger import Stranger
+from isthmus.session.upstream import Upstream
 from isthmus_bench.kafka.security import Authority
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_protocol.messages import build_request, decode_response, encode_request
@@ -294,6 +299,8 @@ def test_api_versions_newer_than_the_proxy_are_answered_by_it() -> None:
             correlation_id, payload = decode_response(ApiKey.API_VERSIONS, 0, await client.take())
             assert (correlation_id, payload.error_code) == (5, 35)
             assert session.state is AUTHENTICATING
+            client.send(*(request(n, (ApiKey.API_VERSIONS, 99)) for n in range(10_000)))
+            assert await client.closed() == b""
 
     run(main())
 
@@ -481,6 +488,80 @@ def test_a_client_with_a_certificate_waits_for_no_answer_but_for_its_login(
 
 
 # ---- ends ----
+
+
+def test_a_client_that_goes_is_noticed_while_the_broker_is_waited_for() -> None:
+    async def main() -> None:
+        async with guarded() as front:
+            client, upstream, session = await front.connect(AUTHENTICATING)
+            client.send(handshake(1, "PLAIN"))
+            await upstream.take()
+            await client.close()
+            assert await upstream.closed() == b""
+            assert session.close_cause == "client closed"
+
+    run(main())
+
+
+def test_what_is_kept_of_a_stranger_is_bounded() -> None:
+    async def main() -> None:
+        async with guarded(limits=Limits(sasl_frame_bytes_max=20_000)) as front:
+            client, upstream, _ = await front.connect(AUTHENTICATING)
+            client.send(handshake(1, "PLAIN"), authenticate(2, b"\0alice\0secret"))
+            await upstream.take()
+            frames = [request(number, body=bytes(1000)) for number in range(20_000)]
+            writing = asyncio.ensure_future(_sent(client, frames))  # noqa: TID251
+            await stalled(front)
+            assert front.gateway.bytes_from_clients < 1 << 20
+            upstream.send(handshaken(1))
+            assert await upstream.take() == authenticate(2, b"\0alice\0secret")
+            upstream.send(authenticated(2))
+            for number, frame in enumerate(frames):
+                assert await upstream.take() == frame
+                upstream.send(answer(number))
+            await writing
+
+    run(main())
+
+
+async def _sent(client: Wire, frames: list[bytes]) -> None:
+    for start in range(0, len(frames), 1000):
+        client.send(*frames[start : start + 1000])
+        await client.writer.drain()
+
+
+@pytest.mark.parametrize("ends", ["unanswered", "unanswered without a head", "known", "served"])
+def test_a_session_that_was_a_strangers_leaves_no_cycle_behind(ends: str) -> None:
+    async def main() -> None:
+        async with guarded(required=None if ends == "known" else True) as front:
+            gc.collect()
+            gc.disable()
+            try:
+                client = await front.dial()
+                upstream = await front.broker.accept()
+                version = 0 if ends == "unanswered without a head" else 1
+                client.send(handshake(1, "PLAIN", version))
+                await upstream.take()
+                if ends == "known":
+                    await say_whether_sasl(front.broker, False)
+                    await until(lambda: all(each.state is SERVING for each in front.gateway.sessions))
+                elif ends != "unanswered":
+                    upstream.send(handshaken(1, version))
+                    await client.take()
+                    said = b"\0alice\0secret"
+                    client.send(authenticate(2, said) if version else message(said))
+                    await upstream.take()
+                    if version:
+                        upstream.send(authenticated(2))
+                        await client.take()
+                await client.close()
+                await upstream.closed()
+                parts = (Session, Stranger, Upstream, Downstream)
+                await until(lambda: not any(isinstance(each, parts) for each in gc.get_objects()))
+            finally:
+                gc.enable()
+
+    run(main())
 
 
 def test_half_a_message_when_the_client_goes() -> None:
