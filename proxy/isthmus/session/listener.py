@@ -10,7 +10,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session.authentication import certificate_principal
@@ -20,13 +20,13 @@ from isthmus.session.dispatch import Route, describe_key, newer_api_versions_rou
 from isthmus.session.downstream import Downstream
 from isthmus.session.endpoint import Endpoint
 from isthmus.session.gated_answers import GateCounts
-from isthmus.session.session import Session
+from isthmus.session.session import Session, host_of
 from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Client, Leave, Tap
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.observers import ConnectionObserver
-from isthmus_plugins.rarely import Rarely
+from isthmus_plugins.rarely import Rarely, RarelyEach
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
@@ -105,7 +105,9 @@ class Gateway:
         self._draining: asyncio.Event | None = None
         self._cut_off = Rarely(_log_cut_off)
         self._turned_away = Rarely(_log_turned_away)
-        self.strangers_refused = Rarely(_log_strangers_refused)
+        self.refused_by_protocol = RarelyEach(_log_refused_by_protocol)
+        """By the client's host: probes come by the hundred."""
+        self._tls_failed = RarelyEach(_log_turned_away)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -148,6 +150,13 @@ class Gateway:
         self.connections_opened += 1
         self.closed_by_cause[cause] += 1
         self._turned_away.one(f"{client_address}: {cause}")
+
+    def tls_failed(self, client_address: str, error: OSError) -> None:
+        """Count a connection whose TLS handshake failed."""
+        cause = "TLS handshake failed"
+        self.connections_opened += 1
+        self.closed_by_cause[cause] += 1
+        self._tls_failed.one(host_of(client_address), f"{client_address}: {cause}: {error}")
 
     def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
         self.arriving.discard(downstream)
@@ -251,9 +260,8 @@ def _log_turned_away(connections: int, detail: str) -> None:
     log.warning("connections turned away", extra={"connections": connections, "detail": detail})
 
 
-def _log_strangers_refused(connections: int, detail: str) -> None:
-    extra = {"connections": connections, "detail": detail}
-    log.warning("clients refused that have not authenticated", extra=extra)
+def _log_refused_by_protocol(connections: int, fields: dict[str, Any]) -> None:
+    log.warning("connection refused by protocol", extra={"connections": connections, **fields})
 
 
 def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
@@ -285,7 +293,7 @@ class Listener:
             gateway.supervision,
             arriving=gateway.arriving,
             admits=gateway.admits,
-            failed=lambda client, error: gateway.turn_away("TLS handshake failed", f"{client}: {error}"),
+            failed=gateway.tls_failed,
             tls=client_ssl,
         )
         self._connector = Connector(targets, gateway.upstream_ssl)

@@ -209,15 +209,16 @@ class Session:
         self.gateway.session_closed(self, cause, detail)
 
     def fault(self, cause: str, detail: str) -> None:
-        """The peer sent what no peer may send: say so, close the connection, go on with the others."""
-        level = logging.DEBUG if self.state is SessionState.CLOSED else logging.WARNING
-        log.log(level, "connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
+        """The peer sent what no peer may send: say so, now and then, close the connection, go on with the others."""
+        if self.state is SessionState.CLOSED:
+            log.debug("connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
+            return
+        self.gateway.refused_by_protocol.one(host_of(self.client.address), self._log_fields(cause=cause, detail=detail))
         self.close(cause, detail)
 
     def not_authenticated(self, detail: str) -> None:
         """Close the connection of a client that does what only those may who have authenticated."""
-        self.gateway.strangers_refused.one(f"{self.client.address}: {detail}")
-        self.close("not authenticated", detail)
+        self.fault("not authenticated", detail)
 
     def refuse(self, reason: str) -> None:
         """Close the client's connection for what a plugin refuses; what was forwarded is waited for (SETTLING)."""
@@ -379,6 +380,11 @@ class Session:
             "broker": self.client.broker_id,
             **more,
         }
+
+
+def host_of(address: str) -> str:
+    """Of ``host:port``."""
+    return address.rpartition(":")[0]
 
 
 def _nothing() -> None:

@@ -418,7 +418,7 @@ def test_malformed_requests_close_their_connection_alone(bytes_sent: bytes, caus
     run(main())
 
 
-def test_faults_are_logged_with_their_reason_and_session(caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_are_logged_with_their_reason_and_session_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with fronted() as front:
             client, _, session = await front.connect()
@@ -430,6 +430,11 @@ def test_faults_are_logged_with_their_reason_and_session(caplog: pytest.LogCaptu
             assert fields["cause"] == "malformed request"
             assert fields["session"] == session.client.session_id
             assert "API key 999 version 0" in fields["detail"]
+            for number in range(200):
+                client, _, _ = await front.connect()
+                client.send(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else request(1, (999, 0)))
+                await client.closed()
+            assert [record for record in caplog.records if record.levelno == logging.WARNING] == [record]
 
     run(main())
 
