@@ -267,6 +267,7 @@ def test_a_stranger_that_says_nothing_goes(proxy: ProxyProcess) -> None:
         assert 1.5 < time.monotonic() - began < 10
 
 
+@pytest.mark.suite("clients")
 def test_a_broker_that_is_restarted(brokers: KafkaCluster, proxy: ProxyProcess) -> None:
     """It is asked again; until then, and after that, strangers get nowhere, and clients in as before."""
     settings = brokers.librdkafka_properties(user="alice") | {"bootstrap.servers": proxy.bootstrap, "log_level": 0}

@@ -2,7 +2,7 @@
 
 A broker without SASL answers SaslHandshake with ILLEGAL_SASL_STATE, and one with SASL begins an exchange, or says which
 mechanisms it has. The connection that was asked stays: as long as it does, nobody has restarted the listener, so the
-answer holds. When it is lost, the broker is asked again.
+answer holds. When it is lost, the broker is asked again; and now and then, since a machine may go without a word.
 
 What lets clients do more holds only while the connection stands; what restricts them, until the broker says otherwise.
 """
@@ -28,6 +28,8 @@ log = logging.getLogger("isthmus.broker-sasl")
 
 ANSWER_S: Final = 10.0
 """How long a broker may take, with connecting."""
+CHECK_S: Final = 60.0
+"""How often a broker is asked again that has answered."""
 AGAIN_MIN_S: Final = 0.1
 """After a failure, and after a connection is lost, also where a client waits for the answer."""
 AGAIN_S: Final = 0.5
@@ -106,20 +108,27 @@ class BrokerSasl:
             await listener.wanted_within(again_s - AGAIN_MIN_S)
 
     async def _ask(self, target: Endpoint, listener: _Listener) -> None:
-        """Ask once, and return when the connection is lost. Raises PeerFault: there was no answer."""
+        """Ask on a new connection, and return when that is of no more use. Raises PeerFault: there was no answer."""
         lost = asyncio.Event()
         connection = await BrokerConnection.connect(
             target.host, target.port, self._security, timeout=ANSWER_S, tls_context=self._tls
         )
         connection.on_lost = lambda _: lost.set()
         try:
-            answer = await connection.call(ApiKey.SASL_HANDSHAKE, {"mechanism": listener.mechanism}, timeout=ANSWER_S)
-            if answer.error_code not in (0, ILLEGAL_SASL_STATE, UNSUPPORTED_SASL_MECHANISM):
-                raise KafkaError(answer.error_code, f"{target} answers SaslHandshake")
-            if answer.mechanisms:  # the next time one that it has: brokers log those that they have not
-                listener.mechanism = answer.mechanisms[0]
-            listener.tell(answer.error_code != ILLEGAL_SASL_STATE)
-            await lost.wait()
+            while not lost.is_set():
+                answer = await connection.call(
+                    ApiKey.SASL_HANDSHAKE, {"mechanism": listener.mechanism}, timeout=ANSWER_S
+                )
+                if answer.error_code not in (0, ILLEGAL_SASL_STATE, UNSUPPORTED_SASL_MECHANISM):
+                    raise KafkaError(answer.error_code, f"{target} answers SaslHandshake")
+                if answer.mechanisms:  # the next time one that it has: brokers log those that they have not
+                    listener.mechanism = answer.mechanisms[0]
+                listener.tell(answer.error_code != ILLEGAL_SASL_STATE)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CHECK_S):
+                        await lost.wait()
+                if listener.required:  # in the middle of an exchange: it can't be asked once more
+                    return
         finally:
             listener.lost()
             connection.abort()

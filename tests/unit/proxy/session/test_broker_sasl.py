@@ -114,6 +114,43 @@ def test_who_waits_is_told_soon_after_the_broker_is_there(caplog: pytest.LogCapt
     run(main())
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_broker_that_has_answered_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch, required: bool) -> None:
+    """What it was known of stays meanwhile. One in the middle of an exchange is asked on another connection."""
+    monkeypatch.setattr(broker_sasl, "CHECK_S", 0.05)
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, asking() as sasl:
+            broker.answers(ApiKey.SASL_HANDSHAKE, {"error_code": 0 if required else ILLEGAL_SASL_STATE})
+            target = Endpoint(broker.host, broker.port)
+            await sasl.ask([target], 10)
+            while len(broker.seen(ApiKey.SASL_HANDSHAKE)) < 3:
+                assert sasl.required(target) is required
+                await asyncio.sleep(0)
+            assert broker.connections == (3 if required else 1)
+
+    run(main())
+
+
+def test_a_broker_that_went_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_sasl, "CHECK_S", 0.05)
+    monkeypatch.setattr(broker_sasl, "ANSWER_S", 0.2)
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, asking() as sasl:
+            broker.answers(ApiKey.SASL_HANDSHAKE, {"error_code": ILLEGAL_SASL_STATE})
+            target = Endpoint(broker.host, broker.port)
+            await sasl.ask([target], 10)
+
+            async def silent(peer: Peer, head: RequestHead, request: Any) -> None:
+                pass
+
+            broker.on(ApiKey.SASL_HANDSHAKE, silent)
+            await until(lambda: sasl.required(target) is None)
+
+    run(main())
+
+
 def test_a_broker_that_is_gone_for_good_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_sasl, "FORGOTTEN_S", 0.3)
 
