@@ -106,7 +106,7 @@ class Gateway:
         self._cut_off = Rarely(_log_cut_off)
         self._turned_away = Rarely(_log_turned_away)
         self.refused_by_protocol = RarelyEach(_log_refused_by_protocol)
-        """By the client's host: probes come by the hundred."""
+        """By the client's host and the cause: probes come by the hundred."""
         self._tls_failed = RarelyEach(_log_turned_away)
 
     def set_routes(self, routes: dict[int, Route]) -> None:

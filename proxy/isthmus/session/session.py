@@ -104,11 +104,11 @@ Pending: TypeAlias = "tuple[int, Route, float, ResponseHook | None, bytes | Gate
 """A request whose answer has not gone out: ``(correlation id, route, forwarded, on_response, answer)``.
 
 *forwarded*: when it was, monotonic seconds. *on_response* wants the whole answer; None lets it stream through.
-*answer*: the proxy's own, nothing was forwarded; ``FENCE_ANSWER``: the proxy has asked, and no client sees the answer.
+*answer*: the proxy's own, nothing was forwarded; ``_FENCE_ANSWER``: the proxy has asked, and no client sees the answer.
 A plain tuple: one is made for each request, and a named one takes five times as long.
 """
 
-FENCE_ANSWER: Final = b""
+_FENCE_ANSWER: Final = b""
 NO_ACKS0: Final = -1
 
 
@@ -213,7 +213,7 @@ class Session:
         if self.state is SessionState.CLOSED:
             log.debug("connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
             return
-        self.gateway.refused_by_protocol.one(host_of(self.client.address), self._log_fields(cause=cause, detail=detail))
+        self._say_refused(cause, detail)
         self.close(cause, detail)
 
     def not_authenticated(self, detail: str) -> None:
@@ -222,8 +222,12 @@ class Session:
 
     def refuse(self, reason: str) -> None:
         """Close the client's connection for what a plugin refuses; what was forwarded is waited for (SETTLING)."""
-        log.warning("connection refused by protocol", extra=self._log_fields(cause="refused", detail=reason))
+        self._say_refused("refused", reason)
         self.downstream.finish()
+
+    def _say_refused(self, cause: str, detail: str) -> None:
+        name = f"{host_of(self.client.address)} {cause}"
+        self.gateway.refused_by_protocol.one(name, self._log_fields(cause=cause, detail=detail))
 
     def hook_failed(self, route: Route, error: Exception) -> None:
         """A plugin raised. Plugins fail closed: nobody knows what it would have refused."""
@@ -342,7 +346,7 @@ class Session:
     def ask(self, on_response: ResponseHook) -> None:
         """Send the broker a request of the proxy's own (ApiVersions v0), whose answer only ``on_response`` sees."""
         assert self.upstream is not None
-        self.pending.append((0, self.gateway.fence_route, monotonic(), on_response, FENCE_ANSWER))
+        self.pending.append((0, self.gateway.fence_route, monotonic(), on_response, _FENCE_ANSWER))
         self.upstream.send(self.gateway.fence_frame)
 
     def frame_ended(self) -> None:
