@@ -21,6 +21,7 @@ from support.wire import Wire
 
 from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
 from isthmus.kafka.security import SecuritySpec
+from isthmus.session.authentication import Exchange
 from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.endpoint import Endpoint
@@ -251,6 +252,31 @@ def test_a_broker_says_whether_it_takes_requests(brokers: KafkaCluster, version:
     with Wire(brokers.bootstrap_servers) as wire:
         log(wire, HalfAnExchange("SCRAM-SHA-256", "alice", "alice-secret"), "SCRAM-SHA-256")
         assert asked(wire) == (ILLEGAL_SASL_STATE if version else None)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_mechanism_whose_messages_are_not_known(
+    brokers: KafkaCluster, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of GSSAPI: here it is SCRAM that the proxy does not know."""
+    monkeypatch.setattr(Exchange, "is_scram", property(lambda exchange: False))
+    log = log_in if version else log_in_v0
+
+    def log_in_with(address: str) -> None:
+        with Wire(address) as wire:
+            log(wire, exchange_of("SCRAM-SHA-256"), "SCRAM-SHA-256")
+            lists_topics(wire)
+            lists_topics(wire)
+        with Wire(address) as wire, pytest.raises(ConnectionError):
+            log(wire, HalfAnExchange("SCRAM-SHA-256", "alice", "alice-secret"), "SCRAM-SHA-256")
+            lists_topics(wire)
+
+    async def main() -> None:
+        async with fronting(target_of(brokers)) as (address, principals):
+            await asyncio.to_thread(log_in_with, address)
+            assert principals.seen == []
+
+    uvloop.run(main())
 
 
 class HalfAnExchange(ScramExchange):
