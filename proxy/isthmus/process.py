@@ -459,6 +459,8 @@ class Process:
             warnings += [each.message for each in control_log.state.beyond]
             warnings += control_log.anchors.troubles.values()
             warnings += _signing_warnings(control_log)
+        if self._broker_sasl is not None:
+            warnings += self._broker_sasl.warnings()
         if self._context is not None and (throttled := self._context.cluster.throttled()) is not None:
             warnings.append(throttled)
         if self._data is not None and (large := self._data.warning()) is not None:

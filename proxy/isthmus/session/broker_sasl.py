@@ -77,6 +77,12 @@ class BrokerSasl:
         except TimeoutError:
             log.warning("brokers do not say whether they have SASL", extra={"waited_s": timeout_s})
 
+    def warnings(self) -> Iterable[str]:
+        """For operators: the brokers of which it is not known, and why."""
+        for target, listener in self._listeners.items():
+            if listener.required is None and listener.trouble:
+                yield f"{target} does not say whether it has SASL, so its clients wait: {listener.trouble}"
+
     async def close(self) -> None:
         await self._tasks.close()
 
@@ -90,16 +96,17 @@ class BrokerSasl:
     async def _watch(self, target: Endpoint, listener: _Listener) -> None:
         """Ask, and ask again when the connection is lost."""
         loop = asyncio.get_running_loop()
-        again_s, answered_at, said = AGAIN_S, loop.time(), ""
+        again_s, answered_at = AGAIN_S, loop.time()
         while True:
             began = loop.time()
             try:
                 await self._ask(target, listener)
-                answered_at, said = loop.time(), ""
+                answered_at, listener.trouble = loop.time(), ""
             except PeerFault as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("broker not asked whether it has SASL", extra={"broker": str(target), "detail": said})
+                if str(error) != listener.trouble:
+                    listener.trouble = str(error)
+                    extra = {"broker": str(target), "detail": listener.trouble}
+                    log.warning("broker not asked whether it has SASL", extra=extra)
             if loop.time() - answered_at > FORGOTTEN_S and not listener.waiting:
                 del self._listeners[target]
                 return
@@ -139,6 +146,8 @@ class _Listener:
 
     def __init__(self) -> None:
         self.required: bool | None = None
+        self.trouble = ""
+        """Why it was not answered the last time."""
         self.mechanism = "PLAIN"
         """What is asked for."""
         self.waiting: set[Callable[[bool], None]] = set()

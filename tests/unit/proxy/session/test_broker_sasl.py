@@ -55,6 +55,9 @@ def test_what_an_answer_means(answer: dict[str, Any], required: bool | None) -> 
             await sasl.ask([target], 1 if required is None else 10)
             assert sasl.required(target) is required
             assert (broker.connections == 1) is (required is not None), "one connection, which stays"
+            warnings = list(sasl.warnings())
+            assert len(warnings) == (required is None)
+            assert all("INVALID_REQUEST" in each for each in warnings)
 
     run(main())
 
