@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.endpoint import Endpoint
+from isthmus.session.listener import Gateway, Limits, Listener
 from isthmus_bench import produce_hook
 from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState

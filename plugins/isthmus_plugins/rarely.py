@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 RARELY_S: Final = 1.0
+EACH_S: Final = 60.0
+NAMES_MAX: Final = 1000
+"""Names that :class:`RarelyEach` tells apart at a time; what happens to others is one name's."""
+OTHERS: Final = ""
+
+T = TypeVar("T")
 
 
 class Rarely:
@@ -32,3 +38,33 @@ class Rarely:
             count, self._count = self._count, 0
             self._say(count, self._detail)
             self._timer = asyncio.get_running_loop().call_later(RARELY_S, self._write)
+
+
+class RarelyEach(Generic[T]):
+    """Of what anybody may have happen, as often as they like: for each name a line, then one a minute for others."""
+
+    def __init__(self, say: Callable[[int, T], None]) -> None:
+        """``say`` writes the line: for how many, and the detail of the last."""
+        self._say = say
+        self._waiting: dict[str, tuple[int, T | None]] = {}
+        """By name, how often since its last line, and the last of them. A name is here for as long as it has lines."""
+
+    def one(self, name: str, detail: T) -> None:
+        """It has happened once more, to this name."""
+        if name not in self._waiting and len(self._waiting) >= NAMES_MAX:
+            name = OTHERS
+        if name in self._waiting:
+            count, _ = self._waiting[name]
+            self._waiting[name] = count + 1, detail
+        else:
+            self._write(name, 1, detail)
+
+    def _write(self, name: str, count: int, detail: T) -> None:
+        self._waiting[name] = 0, None
+        asyncio.get_running_loop().call_later(EACH_S, self._again, name)
+        self._say(count, detail)
+
+    def _again(self, name: str) -> None:
+        count, detail = self._waiting.pop(name)
+        if detail is not None:
+            self._write(name, count, detail)

@@ -25,13 +25,8 @@ _ANSWERS_REMEMBERED: Final = 64
 
 @cache
 def proxied() -> Mapping[int, tuple[int, int]]:
-    """The APIs and versions that clients may use through the proxy: ``{api key: (lowest, highest)}``.
-
-    SaslHandshake v0 is not among them: raw tokens without any header follow it.
-    """
-    ranges = dict(supported())
-    ranges[ApiKey.SASL_HANDSHAKE] = (1, ranges[ApiKey.SASL_HANDSHAKE][1])
-    return MappingProxyType(ranges)
+    """The APIs and versions that clients may use through the proxy: ``{api key: (lowest, highest)}``."""
+    return MappingProxyType(dict(supported()))
 
 
 def intersect(version: int, frame: bytes) -> bytes:

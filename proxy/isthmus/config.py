@@ -299,6 +299,10 @@ class ClientListenerSection(Section):
     connections_max: int = Field(default=10_000, ge=1)
     in_flight_max: int = Field(default=1_000, ge=1)
     frame_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024, le=2**31 - 1)
+    sasl_frame_bytes_max: int = Field(default=512 * 1024, ge=1024, le=2**31 - 1)
+    """Of clients that have not authenticated; a broker's ``sasl.server.max.receive.size``."""
+    authentication_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long a client may take to authenticate over SASL."""
 
     @property
     def advertised(self) -> str:

@@ -18,7 +18,8 @@ from typing import Final
 from isthmus.config import ProxyConfig
 from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.kafka.client import ClusterClient
-from isthmus.session.listener import Endpoint, Gateway, Listener
+from isthmus.session.endpoint import Endpoint
+from isthmus.session.listener import Gateway, Listener
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import BrokerClaim
 from isthmus_plugins.tasks import Supervision, Tasks
@@ -97,6 +98,12 @@ class Front:
             for broker_id, listener in sorted(self._listeners.items())
             if broker_id != BOOTSTRAP
         )
+
+    @property
+    def targets(self) -> Sequence[Endpoint]:
+        """The brokers' listeners that clients' connections are forwarded to."""
+        broker_id = self._config.cluster.broker_id
+        return self._targets(BOOTSTRAP if broker_id is None else broker_id)
 
     @property
     def bootstrap(self) -> Endpoint:

@@ -35,6 +35,7 @@ from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
 from isthmus.kafka.client import ClusterClient
 from isthmus.session.authentication import Authentication
+from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Gateway, Limits
 from isthmus.transactions import OpenTransactions
@@ -55,6 +56,8 @@ log = logging.getLogger("isthmus.process")
 
 VERSION: Final = version("isthmus")
 CLAIM_RETRY_S: Final = 5.0
+SASL_KNOWN_WITHIN_S: Final = 2.0
+"""How long brokers may take at the start to say whether they have SASL; later, clients' requests wait for that."""
 LOST_RETRY_S: Final = 1.0
 """How often a control log that is lost is looked at again: an operator may have restored it."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -120,6 +123,7 @@ class Process:
         self._context: Context | None = None
         self._front: Front | None = None
         self._gateway: Gateway | None = None
+        self._broker_sasl: BrokerSasl | None = None
         self._supervision = Supervision()
         data = config.data
         self._data = None if data.directory is None else DataDirectory(data.directory, data.warn_bytes)
@@ -148,7 +152,13 @@ class Process:
         if connections < listener.connections_max:
             extra = {"limit": descriptor_limit, "connections": connections}
             log.warning("file descriptors limit connections", extra=extra)
-        limits = Limits(min(listener.connections_max, connections), listener.in_flight_max, listener.frame_bytes_max)
+        limits = Limits(
+            min(listener.connections_max, connections),
+            listener.in_flight_max,
+            listener.frame_bytes_max,
+            listener.sasl_frame_bytes_max,
+            listener.authentication_timeout_s,
+        )
         self._load_plugins()
         try:
             await self._admin.start()
@@ -171,7 +181,9 @@ class Process:
             ) from error
         assert client.cluster_id is not None
         addresses = Addresses(config.client_listener.advertised)
-        gateway = self._gateway = Gateway(compile_routes((), addresses), limits, self._supervision, session_tls(config))
+        upstream_tls = session_tls(config)
+        sasl = self._broker_sasl = BrokerSasl(config.cluster.session_security, upstream_tls, self._supervision)
+        gateway = self._gateway = Gateway(compile_routes((), addresses), limits, self._supervision, upstream_tls, sasl)
         gateway.tasks.keep("descriptors", descriptors.watch)
         if self._data is not None:
             gateway.tasks.keep("data", self._data.watch)
@@ -248,6 +260,7 @@ class Process:
         self._set_routes(addresses)
         await self._claim()
         front.on_change = self._brokers_changed
+        await sasl.ask(front.targets, SASL_KNOWN_WITHIN_S)
         await front.serve()
         self._services.control = control_log
         self._services.export = control_log.export
@@ -384,6 +397,8 @@ class Process:
             await self._front.stop()
         if self._gateway is not None:
             drained = await self._gateway.drain(self.config.proxy.drain_timeout_s)
+        if self._broker_sasl is not None:
+            await self._broker_sasl.close()
         if self._namespace_host is not None:
             await self._namespace_host.stop()
         for gate in self._ack_gates:
@@ -444,6 +459,8 @@ class Process:
             warnings += [each.message for each in control_log.state.beyond]
             warnings += control_log.anchors.troubles.values()
             warnings += _signing_warnings(control_log)
+        if self._broker_sasl is not None:
+            warnings += self._broker_sasl.warnings()
         if self._context is not None and (throttled := self._context.cluster.throttled()) is not None:
             warnings.append(throttled)
         if self._data is not None and (large := self._data.warning()) is not None:

@@ -17,7 +17,8 @@ from support.kafka import unique
 from support.links import until
 
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.endpoint import Endpoint
+from isthmus.session.listener import Gateway, Limits, Listener
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_plugins.api import Gate, Replace, RequestHook
 from isthmus_plugins.tasks import Supervision

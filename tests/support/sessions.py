@@ -13,16 +13,20 @@ from typing import Any, Self
 
 import uvloop
 
+from isthmus.kafka.security import SecuritySpec
+from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.endpoint import Endpoint
+from isthmus.session.listener import Gateway, Limits, Listener
 from isthmus.session.session import Session, SessionState
 from isthmus_bench.kafka.security import Authority
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
+from isthmus_protocol.error_codes import ILLEGAL_SASL_STATE
 from isthmus_protocol.messages import build_request, encode_request, encode_response
-from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.schema import ApiKey, supported
 
 OPAQUE = (ApiKey.HEARTBEAT, 3)
 """Nobody looks into these."""
@@ -144,6 +148,11 @@ class Front:
         self.listener = listener
         self._wires: list[Wire] = []
 
+    @property
+    def target(self) -> Endpoint:
+        """The broker's listener."""
+        return Endpoint("127.0.0.1", self.broker.port)
+
     async def dial(self, context: ssl.SSLContext | None = None) -> Wire:
         """A client, whose session may not be there yet."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.bind.port, limit=1 << 16, ssl=context)
@@ -151,12 +160,14 @@ class Front:
         self._wires.append(wire)
         return wire
 
-    async def connect(self) -> tuple[Wire, Wire, Session]:
-        """A client, the broker's end of its session, and the session."""
+    async def connect(
+        self, state: SessionState = SessionState.SERVING, context: ssl.SSLContext | None = None
+    ) -> tuple[Wire, Wire, Session]:
+        """A client, the broker's end of its session, and the session, which is in this state."""
         before = set(self.gateway.sessions)
-        client = await self.dial()
+        client = await self.dial(context)
         upstream = await self.broker.accept()
-        await until(lambda: any(s.state is SessionState.SERVING for s in self.gateway.sessions - before))
+        await until(lambda: any(s.state is state for s in self.gateway.sessions - before))
         (session,) = self.gateway.sessions - before
         return client, upstream, session
 
@@ -167,13 +178,34 @@ class Front:
         await self.gateway.drain(0)
 
 
+async def say_whether_sasl(broker: Broker, required: bool) -> Wire:
+    """Answer a proxy that asks whether this broker's listener has SASL. Returns the connection that it keeps."""
+    wire = await broker.accept()
+    head = id_of(await wire.take())
+    ranges = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in supported().items()]
+    wire.send(answer_of(ApiKey.API_VERSIONS, 4, head, {"api_keys": ranges}))
+    values = {"error_code": 0 if required else ILLEGAL_SASL_STATE, "mechanisms": ["PLAIN"] if required else []}
+    wire.send(answer_of(ApiKey.SASL_HANDSHAKE, 1, id_of(await wire.take()), values))
+    return wire
+
+
+def answer_of(api_key: int, version: int, correlation_id: int, values: dict[str, Any]) -> bytes:
+    return encode_response(build(schema.response_type(api_key, version), values), correlation_id)
+
+
 @contextlib.asynccontextmanager
 async def fronted(
-    *hooks: RequestHook, limits: Limits | None = None, client_ssl: ssl.SSLContext | None = None
+    *hooks: RequestHook,
+    limits: Limits | None = None,
+    client_ssl: ssl.SSLContext | None = None,
+    asks_for_sasl: bool = False,
 ) -> AsyncIterator[Front]:
+    """``asks_for_sasl``: whether the broker's listener has SASL is asked, which :func:`say_whether_sasl` answers."""
     broker = await Broker().start()
     routes = compile_routes(hooks, lambda node_id, host, port: (b"proxy.example", 19092))
-    gateway = Gateway(routes, limits or Limits(), Supervision())
+    supervision = Supervision()
+    sasl = BrokerSasl(SecuritySpec(), None, supervision) if asks_for_sasl else None
+    gateway = Gateway(routes, limits or Limits(), supervision, broker_sasl=sasl)
     gateway.lost_write_margin_s = 0.05
     bind = Endpoint("127.0.0.1", 0)
     listener = Listener(gateway, 1, bind, lambda: [Endpoint("127.0.0.1", broker.port)], client_ssl)
@@ -184,6 +216,8 @@ async def fronted(
         yield front
     finally:
         await front.stop()
+        if sasl is not None:
+            await sasl.close()
         await broker.stop()
 
 

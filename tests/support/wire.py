@@ -58,6 +58,9 @@ class Wire:
         self._socket.sendall(encode_request(build_request(api_key, version, values), correlation_id, "wire"))
         return correlation_id
 
+    def send_bytes(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
     def receive_frame(self) -> bytes | None:
         """The next answer; None: the other side closed."""
         try:

@@ -7,7 +7,8 @@ import pytest
 from support.house import REPLICATION, ROOT, cycles, graph, imported_wings, wings, with_map
 
 SESSION = {
-    f"isthmus.session.{name}" for name in ("session", "downstream", "upstream", "peer", "connecting", "listener")
+    f"isthmus.session.{name}"
+    for name in ("session", "stranger", "downstream", "upstream", "peer", "connecting", "listener")
 }
 """One connection's two sides know each other."""
 

@@ -20,7 +20,7 @@ from isthmus_plugins import dialling
 from isthmus_plugins.clock import monotonic
 
 if TYPE_CHECKING:
-    from isthmus.session.listener import Endpoint
+    from isthmus.session.endpoint import Endpoint
 
 ATTEMPTS_S: Final = (2.0, 4.0, 8.0, 16.0)
 """How long one attempt may take, with its TLS handshake: together as long as clients wait for an answer by default."""
@@ -60,7 +60,7 @@ class Connector:
     async def _attempt(self, session: Session, target: Endpoint, timeout_s: float) -> asyncio.BaseTransport:
         async with asyncio.timeout(timeout_s):
             transport, _ = await dialling.connect(
-                lambda: Upstream(session), target.host, target.port, tls=self._context
+                lambda: Upstream(session, target), target.host, target.port, tls=self._context
             )
         return transport
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
-from isthmus.session.session import SERVING, SessionState
+from isthmus.session.session import AUTHENTICATING, SERVING, SessionState
 from isthmus.session.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
     NEED_MORE,
@@ -228,10 +228,29 @@ class Downstream(Peer):
     def serve(self, upstream: Upstream) -> None:
         """The broker is connected: read requests."""
         self._upstream = upstream
-        early, self._partial = self._partial, None
-        if early:
-            self._take(bytes(early), monotonic())
+        self.go_on()
         self.release_reading()
+
+    def go_on(self) -> None:
+        """Take what was kept."""
+        early, self._partial = self._partial, None
+        if early and self.session.stranger is not None:
+            self.session.stranger.take(bytes(early))
+        elif early:
+            self._take(bytes(early), monotonic())
+
+    def keep(self, data: bytes, wanted: int) -> None:
+        """Keep what a stranger has sent until so many bytes are there, or until :meth:`go_on`."""
+        self._keep(data, wanted)
+
+    def pass_on(self, frame: bytes, route: Route, correlation_id: int, on_response: ResponseHook | None) -> None:
+        """Forward a request of a stranger's, which no hook sees."""
+        arrived = monotonic()
+        route.requests += 1
+        if route.tap is not None:
+            self._note(route, arrived, frame[:TAP_BYTES])
+        self._pending.append((correlation_id, route, arrived, on_response, None))
+        self._upstream.send(frame)
 
     @property
     def busy(self) -> bool:
@@ -247,7 +266,7 @@ class Downstream(Peer):
     def release_reading(self) -> None:
         """One reason less."""
         self._holds -= 1
-        if self._holds == 0 and self.session.state in (SessionState.SERVING, SessionState.DRAINING):
+        if self._holds == 0 and self.session.state in (AUTHENTICATING, SERVING, SessionState.DRAINING):
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -289,6 +308,8 @@ class Downstream(Peer):
                 return
         if self.session.state is SERVING:
             self._take(data, arrived)
+        elif self.session.stranger is not None:
+            self.session.stranger.take(data)
 
     def _continued(self, data: bytes) -> bytes:
         """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""

@@ -10,21 +10,23 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session.authentication import certificate_principal
+from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.connecting import Connector, Unreachable
 from isthmus.session.dispatch import Route, describe_key, newer_api_versions_route, route_key
 from isthmus.session.downstream import Downstream
+from isthmus.session.endpoint import Endpoint
 from isthmus.session.gated_answers import GateCounts
-from isthmus.session.session import Session
+from isthmus.session.session import Session, host_of
 from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Client, Leave, Tap
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.observers import ConnectionObserver
-from isthmus_plugins.rarely import Rarely
+from isthmus_plugins.rarely import Rarely, RarelyEach
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
@@ -50,15 +52,10 @@ class Limits:
     """Unanswered requests of one connection before its reading pauses."""
     frame_bytes_max: int = 100 * 1024 * 1024
     """As a broker's ``socket.request.max.bytes``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+    sasl_frame_bytes_max: int = 512 * 1024
+    """As a broker's ``sasl.server.max.receive.size``: of a client that has not authenticated."""
+    authentication_timeout_s: float = 30.0
+    """How long a client may take to authenticate, once the broker is connected."""
 
 
 class Gateway:
@@ -70,8 +67,11 @@ class Gateway:
         limits: Limits,
         supervision: Supervision,
         upstream_ssl: ssl.SSLContext | None = None,
+        broker_sasl: BrokerSasl | None = None,
     ) -> None:
+        """``broker_sasl``: which brokers' listeners have SASL; None: none has, whoever connects may do anything."""
         self.routes = routes
+        self.broker_sasl = broker_sasl
         self.limits = limits
         self.frame_bytes_max = limits.frame_bytes_max
         self.in_flight_max = limits.in_flight_max
@@ -105,6 +105,9 @@ class Gateway:
         self._draining: asyncio.Event | None = None
         self._cut_off = Rarely(_log_cut_off)
         self._turned_away = Rarely(_log_turned_away)
+        self.refused_by_protocol = RarelyEach(_log_refused_by_protocol)
+        """By the client's host and the cause: probes come by the hundred."""
+        self._tls_failed = RarelyEach(_log_turned_away)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -147,6 +150,13 @@ class Gateway:
         self.connections_opened += 1
         self.closed_by_cause[cause] += 1
         self._turned_away.one(f"{client_address}: {cause}")
+
+    def tls_failed(self, client_address: str, error: OSError) -> None:
+        """Count a connection whose TLS handshake failed."""
+        cause = "TLS handshake failed"
+        self.connections_opened += 1
+        self.closed_by_cause[cause] += 1
+        self._tls_failed.one(host_of(client_address), f"{client_address}: {cause}: {error}")
 
     def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
         self.arriving.discard(downstream)
@@ -250,6 +260,10 @@ def _log_turned_away(connections: int, detail: str) -> None:
     log.warning("connections turned away", extra={"connections": connections, "detail": detail})
 
 
+def _log_refused_by_protocol(connections: int, fields: dict[str, Any]) -> None:
+    log.warning("connection refused by protocol", extra={"connections": connections, **fields})
+
+
 def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
     def passed() -> None:
         if not future.done():
@@ -279,7 +293,7 @@ class Listener:
             gateway.supervision,
             arriving=gateway.arriving,
             admits=gateway.admits,
-            failed=lambda client, error: gateway.turn_away("TLS handshake failed", f"{client}: {error}"),
+            failed=gateway.tls_failed,
             tls=client_ssl,
         )
         self._connector = Connector(targets, gateway.upstream_ssl)

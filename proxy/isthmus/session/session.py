@@ -16,9 +16,14 @@ asked. The broker has answered, so neither a fence nor a client that is gone wai
 
 States (every edge is in ``TRANSITIONS``, and tested)::
 
-    CONNECTING --upstream connected--> SERVING --drain--> DRAINING --last answer--> LINGERING --client gone--> CLOSED
-        |                                 |  \\--client gone, writes unanswered--> SETTLING --last answer--> CLOSED
-        +---- fault, either side lost ----+--------------------------------------------------------------> CLOSED
+    CONNECTING --upstream connected--> AUTHENTICATING --authenticated--> SERVING
+
+    SERVING --drain--> DRAINING --last answer--> LINGERING --client gone--> CLOSED
+        |  \\--client gone, writes unanswered--> SETTLING --last answer--> CLOSED
+        +---- fault, either side lost ------------------------------------> CLOSED (so, too, before it serves)
+
+*AUTHENTICATING*: the client's SASL exchange passes (:mod:`isthmus.session.stranger`), and nothing else. Where the
+broker's listener has no SASL, that is over at once.
 
 *LINGERING*: the client has been sent the end of its answers; what it still sends is dropped, until it closes. A
 socket that is closed while bytes of a client are unread is reset, and answers that have not left it are lost with it.
@@ -36,6 +41,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from isthmus.session.stranger import Stranger
 from isthmus_plugins.api import Client, Gate, ResponseHook
 from isthmus_plugins.clock import monotonic
 
@@ -55,6 +61,7 @@ LINGER_TIMEOUT_S: Final = 2.0
 
 class SessionState(enum.Enum):
     CONNECTING = "connecting"
+    AUTHENTICATING = "authenticating"
     SERVING = "serving"
     DRAINING = "draining"
     SETTLING = "settling"
@@ -64,6 +71,7 @@ class SessionState(enum.Enum):
 
 class SessionEvent(enum.Enum):
     UPSTREAM_CONNECTED = "upstream connected"
+    AUTHENTICATED = "authenticated"
     DRAIN = "drain"
     CLIENT_GONE_WRITES_PENDING = "client gone, writes unanswered"
     LAST_ANSWER = "last answer"
@@ -71,11 +79,15 @@ class SessionEvent(enum.Enum):
 
 
 SERVING: Final = SessionState.SERVING  # members of an enum are looked up slowly
+AUTHENTICATING: Final = SessionState.AUTHENTICATING
 _S, _E = SessionState, SessionEvent
 TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
-    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _S.SERVING,
+    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _S.AUTHENTICATING,
     (_S.CONNECTING, _E.DRAIN): _S.CLOSED,
     (_S.CONNECTING, _E.CLOSE): _S.CLOSED,
+    (_S.AUTHENTICATING, _E.AUTHENTICATED): _S.SERVING,
+    (_S.AUTHENTICATING, _E.DRAIN): _S.CLOSED,
+    (_S.AUTHENTICATING, _E.CLOSE): _S.CLOSED,
     (_S.SERVING, _E.DRAIN): _S.DRAINING,
     (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
     (_S.SERVING, _E.CLOSE): _S.CLOSED,
@@ -115,6 +127,7 @@ class Session:
         "gateway",
         "pending",
         "state",
+        "stranger",
         "upstream",
     )
 
@@ -130,7 +143,9 @@ class Session:
         """How many entries of ``pending`` stand before the newest unanswered Produce with acks=0: the answer to
         whatever was forwarded after it says that the broker has taken it up."""
         self._end_timer: asyncio.TimerHandle | None = None
-        """Of SETTLING and LINGERING."""
+        """Of AUTHENTICATING, SETTLING and LINGERING."""
+        self.stranger: Stranger | None = None
+        """What the client may do while AUTHENTICATING."""
         self._legs = 1
         """Connections that are not lost yet."""
         self._unlinked = False
@@ -148,7 +163,33 @@ class Session:
             return
         self.upstream = upstream
         self._on(SessionEvent.UPSTREAM_CONNECTED)
+        sasl = self.gateway.broker_sasl
+        required = None if sasl is None else sasl.required(upstream.target)
+        # Who has shown a certificate is known here; a broker with SASL wants to know, too, before all else.
+        if sasl is None or required is False or (required is None and self.client.principal is not None):
+            self._on(SessionEvent.AUTHENTICATED)
+        else:
+            self.stranger = Stranger(self, upstream, sasl, required)
+            self.limit_authentication()
         self.downstream.serve(upstream)
+
+    def limit_authentication(self) -> None:
+        """Have the client authenticate within the limit of time, from now on."""
+        assert self.stranger is not None
+        timeout_s = self.gateway.limits.authentication_timeout_s
+        self._end_timer = asyncio.get_running_loop().call_later(timeout_s, self.stranger.timed_out)
+
+    def authenticated(self) -> None:
+        """The broker takes the client's requests from now on."""
+        self._on(SessionEvent.AUTHENTICATED)
+        self._no_stranger()
+
+    def _no_stranger(self) -> None:
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        if self.stranger is not None:
+            self.stranger.end()
+            self.stranger = None
 
     def close(self, cause: str, detail: str = "") -> None:
         """End both connections for ``cause`` (counted and logged). Idempotent."""
@@ -158,8 +199,7 @@ class Session:
     def _end(self, event: SessionEvent, cause: str, detail: str = "") -> None:
         self._on(event)
         self.close_cause = cause
-        if self._end_timer is not None:
-            self._end_timer.cancel()
+        self._no_stranger()
         self.downstream.finish()
         if self.upstream is not None:
             if self.has_unanswered_write():  # what is still queued shall not land after the margin for lost writes
@@ -169,15 +209,25 @@ class Session:
         self.gateway.session_closed(self, cause, detail)
 
     def fault(self, cause: str, detail: str) -> None:
-        """The peer sent what no peer may send: say so, close the connection, go on with the others."""
-        level = logging.DEBUG if self.state is SessionState.CLOSED else logging.WARNING
-        log.log(level, "connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
+        """The peer sent what no peer may send: say so, now and then, close the connection, go on with the others."""
+        if self.state is SessionState.CLOSED:
+            log.debug("connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
+            return
+        self._say_refused(cause, detail)
         self.close(cause, detail)
+
+    def not_authenticated(self, detail: str) -> None:
+        """Close the connection of a client that does what only those may who have authenticated."""
+        self.fault("not authenticated", detail)
 
     def refuse(self, reason: str) -> None:
         """Close the client's connection for what a plugin refuses; what was forwarded is waited for (SETTLING)."""
-        log.warning("connection refused by protocol", extra=self._log_fields(cause="refused", detail=reason))
+        self._say_refused("refused", reason)
         self.downstream.finish()
+
+    def _say_refused(self, cause: str, detail: str) -> None:
+        name = f"{host_of(self.client.address)} {cause}"
+        self.gateway.refused_by_protocol.one(name, self._log_fields(cause=cause, detail=detail))
 
     def hook_failed(self, route: Route, error: Exception) -> None:
         """A plugin raised. Plugins fail closed: nobody knows what it would have refused."""
@@ -225,7 +275,7 @@ class Session:
 
     def drain(self) -> None:
         """Answer what was asked, then end. A frame that is half forwarded is still taken in; later ones are not."""
-        if self.state is SessionState.CONNECTING:
+        if self.state in (SessionState.CONNECTING, AUTHENTICATING):
             self._end(SessionEvent.DRAIN, "drained")
         elif self.state is SessionState.SERVING:
             self._on(SessionEvent.DRAIN)
@@ -235,7 +285,10 @@ class Session:
 
     def answered(self) -> None:
         """Called when ``pending`` may have become empty; ends a session that only waited for that."""
-        if self.pending or self.state not in (SessionState.DRAINING, SessionState.SETTLING):
+        if self.pending or self.state not in (AUTHENTICATING, SessionState.DRAINING, SessionState.SETTLING):
+            return
+        if self.stranger is not None:
+            self.stranger.answered()
             return
         assert self.upstream is not None
         if self.upstream.mid_frame:
@@ -288,8 +341,12 @@ class Session:
         return False
 
     def _ask_behind_acks0(self, passed: Callable[[], None]) -> None:
+        self.ask(_Passed(passed))
+
+    def ask(self, on_response: ResponseHook) -> None:
+        """Send the broker a request of the proxy's own (ApiVersions v0), whose answer only ``on_response`` sees."""
         assert self.upstream is not None
-        self.pending.append((0, self.gateway.fence_route, monotonic(), _Passed(passed), _FENCE_ANSWER))
+        self.pending.append((0, self.gateway.fence_route, monotonic(), on_response, _FENCE_ANSWER))
         self.upstream.send(self.gateway.fence_frame)
 
     def frame_ended(self) -> None:
@@ -327,6 +384,11 @@ class Session:
             "broker": self.client.broker_id,
             **more,
         }
+
+
+def host_of(address: str) -> str:
+    """Of ``host:port``."""
+    return address.rpartition(":")[0]
 
 
 def _nothing() -> None:

@@ -15,10 +15,14 @@ from isthmus_plugins.clock import monotonic
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from isthmus.session.dispatch import ResponseStream, Route
+    from isthmus.session.endpoint import Endpoint
 
 _response_head: Final = struct.Struct(">ii").unpack_from
 _RESPONSE_HEAD_SIZE: Final = 8
+_SIZE: Final = 4
 _NO_FRAME: Final = -4
 """Size of an answer that is not there yet."""
 
@@ -30,16 +34,19 @@ class Upstream(Peer):
         "_downstream",
         "_frame_bytes_max",
         "_gateway",
+        "_on_message",
         "_opaque",
         "_pending",
         "_session_id",
         "_stream",
         "_tapped",
+        "target",
     )
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, target: Endpoint) -> None:
         super().__init__()
         self.session = session
+        self.target = target
         self._session_id = session.client.session_id
         self._gateway = session.gateway
         self._frame_bytes_max = session.gateway.frame_bytes_max
@@ -50,6 +57,8 @@ class Upstream(Peer):
         """What is streaming, where a tap wants to know more of it."""
         self._opaque = 0
         """How many of the bytes that are streaming are sent on without ``_stream``."""
+        self._on_message: Callable[[bytes], None] | None = None
+        """What comes are messages of SASL with nothing but their size around them, and this is given each."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
@@ -64,6 +73,7 @@ class Upstream(Peer):
     def unlink(self) -> None:
         """Let go of the other parts of the session."""
         del self.session, self._downstream
+        self._on_message = None
 
     def pause_writing(self) -> None:
         self._downstream.hold_reading()
@@ -120,6 +130,40 @@ class Upstream(Peer):
                 return b""
             data = bytes(self._partial)
             self._partial = None
+            if self._on_message is not None:
+                return self._messages(data)
+        return data
+
+    @property
+    def opaque(self) -> bool:
+        """Whether what comes has no heads."""
+        return self._on_message is not None
+
+    def expect_messages(self, on_message: Callable[[bytes], None]) -> None:
+        """What comes from now on are messages of SASL: each goes to the client, and then to this."""
+        self._on_message = on_message
+        self._keep(bytes(self._partial or b""), _SIZE)  # so that each chunk is looked at here
+
+    def expect_heads(self) -> None:
+        """What comes from now on are answers to requests again."""
+        if self._on_message is not None:
+            self._on_message = None
+            if not self._partial:
+                self._partial = None
+
+    def _messages(self, data: bytes) -> bytes:
+        """Take in whole messages. Returns what comes behind the last one, b"" for nothing."""
+        while self._on_message is not None:
+            end = _SIZE + int.from_bytes(data[:_SIZE], "big") if len(data) >= _SIZE else _SIZE
+            if end > self._frame_bytes_max:
+                self.session.fault("oversized answer", f"{end} bytes")
+                return b""
+            if len(data) < end:
+                self._keep(data, end)
+                return b""
+            message, data = data[:end], data[end:]
+            self._downstream.send(message)
+            self._on_message(message[_SIZE:])
         return data
 
     def _streamed(self, data: bytes) -> bytes:

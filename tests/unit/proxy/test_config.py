@@ -62,7 +62,13 @@ def test_a_minimal_file_has_the_documented_defaults() -> None:
     assert (config.proxy.log_level, config.proxy.log_style) == ("info", "text")
     assert (config.proxy.drain_timeout_s, config.proxy.lease_s) == (20, 20)
     listener = config.client_listener
-    assert Limits() == Limits(listener.connections_max, listener.in_flight_max, listener.frame_bytes_max)
+    assert Limits() == Limits(
+        listener.connections_max,
+        listener.in_flight_max,
+        listener.frame_bytes_max,
+        listener.sasl_frame_bytes_max,
+        listener.authentication_timeout_s,
+    )
 
 
 def test_a_full_file_is_read(tmp_path: Path) -> None:

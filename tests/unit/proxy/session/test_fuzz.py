@@ -9,13 +9,17 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from isthmus.kafka.security import SecuritySpec
+from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
-from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.endpoint import Endpoint
+from isthmus.session.listener import Gateway, Limits, Listener
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks
-from isthmus_protocol.messages import build_request, encode_request
-from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey, response_type
 
 FRAMES = [
     encode_request(build_request(ApiKey.API_VERSIONS, 3, {}), 1, "client"),
@@ -38,6 +42,23 @@ FRAMES = [
         )
         for version, acks in ((3, 1), (9, -1), (12, 0))
     ),
+]
+
+LOGINS = [
+    FRAMES[0],
+    *(
+        encode_request(build_request(ApiKey.SASL_HANDSHAKE, version, {"mechanism": mechanism}), 1, "client")
+        for version, mechanism in ((0, "PLAIN"), (0, "GSSAPI"), (1, "OAUTHBEARER"), (1, "SCRAM-SHA-256"))
+    ),
+    encode_request(build_request(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": b"n,,n=a,r=b"}), 1, "client"),
+    b"\0\0\0\x04\0a\0b",
+    FRAMES[3],
+]
+ANSWERS = [
+    b"\0\0\0\x0a\0\0\0\1\0\0\0\0\0\0",  # to SaslHandshake, or in the exchange
+    encode_response(build(response_type(ApiKey.SASL_AUTHENTICATE, 2), {"auth_bytes": b"r=bc"}), 1),
+    b"\0\0\0\0",
+    b"\0\0\0\x0a\0\0\0\0\0\0\0\0\0\0",  # to what the proxy asks
 ]
 
 
@@ -63,7 +84,7 @@ def on_produce(request: Request) -> Verdict:
     return None
 
 
-async def exchange(sent: bytes, cuts: list[int], answered: bytes) -> None:
+async def exchange(sent: bytes, cuts: list[int], answered: bytes, sasl: bool = False) -> None:
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
 
@@ -79,10 +100,16 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes) -> None:
 
     server = await asyncio.start_server(broker, "127.0.0.1", 0)
     hooks = [RequestHook(ApiKey.PRODUCE, on_produce, whole=True)]
-    gateway = Gateway(
-        compile_routes(hooks, lambda node_id, host, port: (b"proxy", 1)), Limits(frame_bytes_max=10_000), Supervision()
-    )
     target = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    broker_sasl = BrokerSasl(SecuritySpec(), None, Supervision())
+    gateway = Gateway(
+        compile_routes(hooks, lambda node_id, host, port: (b"proxy", 1)),
+        Limits(frame_bytes_max=10_000, sasl_frame_bytes_max=5_000),
+        Supervision(),
+        broker_sasl=broker_sasl if sasl else None,
+    )
+    if sasl:
+        broker_sasl._asked(target).tell(True)
     listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [target])
     await listener.start()
     await listener.accept()
@@ -107,6 +134,7 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes) -> None:
     finally:
         await listener.stop()
         await gateway.drain(0)
+        await broker_sasl.close()
         server.close()
     assert not failures, failures
 
@@ -119,3 +147,13 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes) -> None:
 )
 def test_any_bytes_end_at_most_their_own_connection(sent: bytes, cuts: list[int], answered: bytes) -> None:
     uvloop.run(exchange(sent, cuts, answered))
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sent=st.one_of(st.binary(max_size=300), mutated(LOGINS)),
+    cuts=st.lists(st.integers(0, 500), max_size=4),
+    answered=st.one_of(st.binary(max_size=100), mutated(ANSWERS)),
+)
+def test_so_do_any_bytes_of_those_who_have_not_authenticated(sent: bytes, cuts: list[int], answered: bytes) -> None:
+    uvloop.run(exchange(sent, cuts, answered, sasl=True))

@@ -35,6 +35,7 @@ from support.sessions import (
     request,
     resident_bytes,
     run,
+    say_whether_sasl,
     settled,
     stalled,
     tls_contexts,
@@ -417,7 +418,7 @@ def test_malformed_requests_close_their_connection_alone(bytes_sent: bytes, caus
     run(main())
 
 
-def test_faults_are_logged_with_their_reason_and_session(caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_are_logged_with_their_reason_and_session_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with fronted() as front:
             client, _, session = await front.connect()
@@ -429,6 +430,11 @@ def test_faults_are_logged_with_their_reason_and_session(caplog: pytest.LogCaptu
             assert fields["cause"] == "malformed request"
             assert fields["session"] == session.client.session_id
             assert "API key 999 version 0" in fields["detail"]
+            for number in range(200):
+                client, _, _ = await front.connect()
+                client.send(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else request(1, (999, 0)))
+                await client.closed()
+            assert [record for record in caplog.records if record.levelno == logging.WARNING] == [record]
 
     run(main())
 
@@ -672,6 +678,37 @@ async def _gone_while_connecting() -> Outcome:
         return now(session, "client closed")
 
 
+@contextlib.asynccontextmanager
+async def _authenticating() -> AsyncIterator[tuple[Front, Wire, Wire, Session]]:
+    """A session whose broker has SASL."""
+    async with fronted(asks_for_sasl=True) as front:
+        assert front.gateway.broker_sasl is not None
+        front.gateway.broker_sasl.required(front.target)
+        await say_whether_sasl(front.broker, True)
+        client, upstream, session = await front.connect(SessionState.AUTHENTICATING)
+        yield front, client, upstream, session
+
+
+async def _connected_to_sasl() -> Outcome:
+    async with _authenticating() as (_, _, _, session):
+        return now(session, "")
+
+
+async def _drained_while_authenticating() -> Outcome:
+    async with _authenticating() as (front, client, upstream, session):
+        await front.gateway.drain(1)
+        assert await client.closed() == b""
+        assert await upstream.closed() == b""
+        return now(session, "drained")
+
+
+async def _gone_while_authenticating() -> Outcome:
+    async with _authenticating() as (_, client, upstream, session):
+        client.reset()
+        assert await upstream.closed() == b""
+        return now(session, "client closed")
+
+
 async def _draining() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
@@ -785,9 +822,12 @@ async def _lost_while_settling() -> Outcome:
 
 
 EDGES: dict[tuple[SessionState, SessionEvent], Scenario] = {
-    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _connected,
+    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _connected_to_sasl,
     (_S.CONNECTING, _E.DRAIN): _drained_while_connecting,
     (_S.CONNECTING, _E.CLOSE): _gone_while_connecting,
+    (_S.AUTHENTICATING, _E.AUTHENTICATED): _connected,
+    (_S.AUTHENTICATING, _E.DRAIN): _drained_while_authenticating,
+    (_S.AUTHENTICATING, _E.CLOSE): _gone_while_authenticating,
     (_S.SERVING, _E.DRAIN): _draining,
     (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _gone_with_a_write,
     (_S.SERVING, _E.CLOSE): _gone,
