@@ -219,6 +219,7 @@ def list_offsets(version: int, frame: Frame) -> tuple[int | None, list[tuple[byt
 # Topics
 
 _METADATA: Final = _Versions(ApiKey.METADATA, "request", ("topics", ("name", "topic_id")), "allow_auto_topic_creation")
+_BROKERS: Final = _Versions(ApiKey.METADATA, "response", ("brokers", ("node_id",)))
 _CREATE_TOPICS: Final = _Versions(ApiKey.CREATE_TOPICS, "request", ("topics", ("name",)), "validate_only")
 _DELETE_TOPICS: Final = _Versions(ApiKey.DELETE_TOPICS, "request", "topic_names", ("topics", ("name", "topic_id")))
 _CREATE_PARTITIONS: Final = _Versions(
@@ -239,6 +240,12 @@ def metadata(version: int, frame: Frame) -> tuple[list[tuple[bytes | None, bytes
     if version == 0 and not topics:
         topics = None
     return topics, allowed is not False
+
+
+def brokers(version: int, frame: Frame) -> list[int]:
+    """The ids of the brokers in a Metadata response."""
+    found: list[int] = _BROKERS[version](frame)
+    return found
 
 
 def create_topics(version: int, frame: Frame) -> tuple[list[bytes], bool]:

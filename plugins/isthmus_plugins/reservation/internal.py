@@ -18,6 +18,7 @@ from isthmus_protocol.error_codes import POLICY_VIOLATION
 from isthmus_protocol.messages import decode_request, decode_response, encode_response
 from isthmus_protocol.refusals import Refusal, refuse_all
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.topic_entries import topic_entries
 
 CAUSE: Final = "internal_topic"
 UNCLEAN: Final = 1
@@ -95,12 +96,8 @@ class InternalTopics:
 
 
 def _without_internal(api_key: int, version: int, frame: bytes) -> bytes:
-    if _PREFIX not in frame:
-        return frame
-    correlation_id, response = decode_response(api_key, version, frame)
-    answered: Any = response
-    topics = tuple(topic for topic in answered.topics if not (topic.name or "").startswith(INTERNAL_PREFIX))
-    return encode_response(replace(answered, topics=topics), correlation_id)
+    entries = topic_entries(api_key, version)
+    return entries.spliced(frame, [(entry, b"") for entry in entries.beginning_with(frame, _PREFIX)])
 
 
 def _without_internal_groups(api_key: int, version: int, frame: bytes) -> bytes:

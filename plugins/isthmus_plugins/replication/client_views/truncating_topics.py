@@ -41,6 +41,7 @@ from isthmus_protocol.messages import (
 from isthmus_protocol.refusals import Part as RequestPart
 from isthmus_protocol.refusals import Refusal, refuse
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.topic_entries import topic_entries
 
 NO_EPOCH: Final = -1
 CAUSE: Final = "truncating_topic"
@@ -219,35 +220,41 @@ class TruncatingTopics(Part):
         """Forward the request, and show withheld topics as they were."""
         if not self._withheld:
             return None
-        _, payload = decode_request(request.frame)
-        asked: Any = payload
-        topics = asked.topics
-        if topics is None or (not topics and request.version == 0):
+        asked = _asked_for(request)
+        if asked is None:
             wanted = set(self._withheld)
         else:
-            wanted = {
-                name
-                for topic in topics
-                if (name := self._ids.get(topic.topic_id.bytes) if getattr(topic, "topic_id", None) else topic.name)
-                in self._withheld
-            }
+            names = {name.encode(): name for name in self._withheld}
+            wanted = {known for each in asked if each is not None and (known := names.get(each) or self._ids.get(each))}
         if not wanted:
             return None
-        return Replace(request.frame, partial(self._remembered, request.api_key, request.version, wanted))
+        by_id = asked is not None and not self._ids.keys().isdisjoint(asked)
+        return Replace(request.frame, partial(self._remembered, request.api_key, request.version, wanted, by_id))
 
-    def _remembered(self, api_key: int, version: int, wanted: set[str], frame: bytes) -> bytes:
-        correlation_id, payload = decode_response(api_key, version, frame)
-        answered: Any = payload
-        brokers = [broker.node_id for broker in getattr(answered, "brokers", ())]
-        others = [
-            topic
-            for topic in answered.topics
-            if topic.name not in wanted
-            and not ((topic_id := getattr(topic, "topic_id", None)) is not None and topic_id.bytes in self._ids)
-        ]
-        described = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
-        made: Any = build_response(api_key, version, {"topics": described})
-        return encode_response(replace(answered, topics=(*others, *made.topics)), correlation_id)
+    def _remembered(self, api_key: int, version: int, wanted: set[str], by_id: bool, frame: bytes) -> bytes:
+        entries = topic_entries(api_key, version)
+        brokers = peeks.brokers(version, frame) if api_key == ApiKey.METADATA else []
+        shown = [name for name in sorted(wanted) if name in self._withheld]
+        made = build_response(api_key, version, {"topics": [_described(self._withheld[n], brokers) for n in shown]})
+        remembered = dict(zip(shown, entries.all_of(encode_response(made, 0)), strict=True))
+        changed = []
+        for name in sorted(wanted):
+            entry = entries.named(frame, name.encode())
+            if entry is not None:
+                changed.append((entry, remembered.pop(name, b"")))
+        for topic_id in self._ids if by_id else ():  # of an old one the broker knows no name
+            entry = entries.without_name(frame, topic_id)
+            if entry is not None:
+                changed.append((entry, b""))
+        return entries.spliced(frame, changed, tuple(remembered.values()))
+
+
+def _asked_for(request: Request) -> list[bytes | None] | None:
+    """The names and ids of the topics that a request asks for; None: all topics."""
+    if request.api_key == ApiKey.METADATA:
+        topics, _ = peeks.metadata(request.version, request.frame)
+        return None if topics is None else [each for topic in topics for each in topic]
+    return peeks.topics(request.api_key, request.version, "request", request.frame) or None
 
 
 def _described(truncation: Truncation, brokers: list[int]) -> dict[str, Any]:
