@@ -247,9 +247,8 @@ class AckGate:
     async def _resolved(self, request: Request, topics: Collection[bytes]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
         try:
-            for topic in topics:
-                if await self._context.topic_name(topic) is None:
-                    return None  # the broker knows no such topic, either
+            if len(await self._context.topic_names(topics)) < len(set(topics)):
+                return None  # the broker does not know all of them, either
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         return self._look_closer(request, topics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, cast
 
 from isthmus_control import commands as c
@@ -74,9 +74,9 @@ class Process:
     def known_topic_name(self, topic_id: bytes) -> str | None:
         return self.known_ids.get(topic_id)
 
-    async def topic_name(self, topic_id: bytes) -> str | None:
+    async def topic_names(self, topic_ids: Collection[bytes]) -> dict[bytes, str]:
         await self.topics()
-        return self.known_ids.get(topic_id)
+        return {each: self.known_ids[each] for each in topic_ids if each in self.known_ids}
 
     async def topics(self) -> dict[str, None]:
         await asyncio.sleep(0)

@@ -174,12 +174,11 @@ class ReservationPlugin:
         return self._decided(request, head, payload)
 
     async def _resolved(
-        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: Iterable[bytes]
+        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: set[bytes]
     ) -> Verdict:
         """Decide after the names of topic ids have been read from the cluster."""
         try:
-            for topic_id in unknown:
-                await self._context.topic_name(topic_id)
+            await self._context.topic_names(unknown)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         if monotonic() > self._context.lease_deadline:

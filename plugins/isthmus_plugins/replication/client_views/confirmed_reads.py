@@ -164,11 +164,10 @@ class ConfirmedReads:
     async def _resolved(self, request: Request, topics: Iterable[bytes], look: Callable[[Request], Verdict]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
         try:
-            for topic in topics:
-                if await self._context.topic_name(topic) is None:
-                    self._asked[topic] = None  # the broker knows no such topic, either
+            found = await self._context.topic_names(asked := tuple(topics))
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
+        self._asked |= dict.fromkeys(set(asked) - found.keys())  # the broker knows no such topics, either
         return look(request)
 
     # ---- answers to Fetch ----
