@@ -15,10 +15,11 @@ from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import NamespaceKey, ResourceType, Role
 from isthmus_control.outcome import Accepted
-from isthmus_plugins.api import Client, Hold, Request, Verdict
+from isthmus_plugins.api import Client, Hold, Replace, Request, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation import ReservationPlugin
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.messages import build_request, encode_request
 
 INTERNAL_ID: Final = uuid.uuid4().bytes
@@ -32,6 +33,7 @@ class Process:
         self.control = self
         self.cluster = self
         self.lease_deadline = time.monotonic() + 3600
+        self.supervision = Supervision()
         self.internal_topic_ids = (INTERNAL_ID,)
         self.known_ids: dict[bytes, str] = {}
         self.ids: dict[bytes, str] = {}
@@ -121,13 +123,13 @@ def request_of(api_key: int, version: int, values: dict[str, Any], part: float =
 
 
 def decide(plugin: ReservationPlugin, request: Request) -> Verdict:
-    """The first verdict of the plugin's hooks for a request, waited for."""
+    """The first verdict of the plugin's hooks for a request, waited for; a look at the answer alone is none."""
     for hook in plugin.isthmus_request_hooks():
         if hook.api_key == request.api_key:
             verdict = hook.on_request(request)
             if isinstance(verdict, Hold):
                 verdict = asyncio.run(_awaited(verdict))
-            if verdict is not None:
+            if verdict is not None and not (isinstance(verdict, Replace) and verdict.frame is request.frame):
                 return verdict
     return None
 

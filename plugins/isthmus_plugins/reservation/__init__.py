@@ -1,6 +1,7 @@
 """Reservation: refuses what clients may not do to what reserved namespaces hold, and to the proxies' own topics.
 
-Topics are decided here, ``groups`` and ``principals`` in files of their own, ``internal`` holds the proxies' topics.
+Topics are decided here, ``groups`` and ``principals`` in files of their own, ``internal`` and ``untold``
+hold the proxies' topics.
 
 The fast path is one scan of a Produce request for its topics, and one set lookup for each. What the set does not hold
 is decided slowly: by name, with the topic's id resolved where a request has only that, and answered as a broker would,
@@ -90,11 +91,15 @@ class ReservationPlugin:
     @hookimpl
     def isthmus_start(self, context: PluginContext) -> None:
         self._context = context
-        self._internal = InternalTopics(context.internal_topic_ids)
+        self._internal = InternalTopics(context)
         self._groups = GroupReservations(context)
         self._principals = PrincipalReservations(context)
         self._lookup: Lookup = context.control.state.lookup
         context.control.subscribe(self._control_changed)
+
+    @hookimpl
+    async def isthmus_stop(self) -> None:
+        await self._internal.stop()
 
     def _control_changed(self, state: ControlState) -> None:
         if state.lookup is not self._lookup:
@@ -209,7 +214,7 @@ class ReservationPlugin:
         """Keep a Metadata request from creating a topic in a reserved namespace."""
         topics, may_create = peeks.metadata(request.version, request.frame)
         if topics is None:
-            return self._internal.hidden(request)
+            return self._internal.on_all_topics(request)
         if not topics or not may_create:
             return None
         names = [name.decode("utf-8", "replace") for name, _ in topics if name is not None]

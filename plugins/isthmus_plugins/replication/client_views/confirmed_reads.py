@@ -21,8 +21,9 @@ from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
+from isthmus_plugins.fetch_verdicts import without_session
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, without_session
+from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE

@@ -26,7 +26,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import TopicPartition
-from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
+from isthmus_plugins.fetch_verdicts import refused_in_part
+from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
