@@ -13,8 +13,9 @@ from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.apply import apply
 from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceKey, ResourceType, Role
+from isthmus_control.model import NamespaceKey, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
+from isthmus_control.truncations import Truncation, TruncationPhase
 from isthmus_plugins.api import Client, Hold, Replace, Request, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
@@ -73,6 +74,14 @@ class Process:
             self.do(c.CreateLink(link, link_id, f"cluster-{link}", True, ("127.0.0.1:1",)))
         self.do(c.AttachNamespace(link, kind, prefix, prefix, Role.FOLLOWER, create_missing=True))
 
+    def truncating(self, topic: str) -> None:
+        """A topic of a link is being made anew."""
+        phase = TruncationPhase.REFILLING
+        under_way = Truncation("l", topic, str(uuid.uuid4()), Reason("", ""), (), None, "p", "", 0, phase, 0)
+        self.state = self.state.evolve(truncations={topic: under_way})
+        for changed in self._changed:
+            changed(self.state)
+
     def known_topic_name(self, topic_id: bytes) -> str | None:
         return self.known_ids.get(topic_id)
 
@@ -87,6 +96,9 @@ class Process:
             raise BrokerUnavailable("no broker answers")
         self.known_ids.update(self.ids)
         return self.existing
+
+    async def topics_named(self, names: Collection[str]) -> dict[str, None]:
+        return {name: None for name in await self.topics() if name in names}
 
     async def group_exists(self, group: str) -> bool:
         await self._asked()

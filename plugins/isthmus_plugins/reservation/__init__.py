@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.lookup import Lookup
+from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -44,11 +44,12 @@ from isthmus_protocol.error_codes import (
     INVALID_REQUEST,
     NOT_ENOUGH_REPLICAS,
     POLICY_VIOLATION,
+    TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request, encode_request
-from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
+from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
@@ -176,6 +177,11 @@ class ReservationPlugin:
         unknown = unknown_ids(self._context, head, payload)
         if unknown:
             return Hold(self._resolved(request, head, payload, unknown))
+        if request.api_key == ApiKey.CREATE_TOPICS:
+            named = {part.topic for part in parts_of(head, payload) if part.topic is not None}
+            reserved = {name for name in named if self._lookup.topic_reservation(name) not in (None, INTERNAL)}
+            if reserved:
+                return Hold(self._created(request, head, payload, reserved))
         return self._decided(request, head, payload)
 
     async def _resolved(
@@ -189,6 +195,30 @@ class ReservationPlugin:
         if monotonic() > self._context.lease_deadline:
             return self._without_lease(request)
         return self._decided(request, head, payload)
+
+    async def _created(
+        self, request: Request, head: RequestHead, payload: RequestPayload, reserved: set[str]
+    ) -> Verdict:
+        """Say of reserved topics that there are that there are, as brokers do: applications that make what they need
+        go on then. One that is truncated is there to clients, whether it is to brokers or not.
+
+        Never forwarded to have a broker say it: the topic may be deleted meanwhile, and would be made.
+        """
+        try:
+            existing = {*await self._context.cluster.topics_named(reserved)}
+        except BrokerUnavailable as error:
+            return Close(f"topics cannot be read: {error}")
+        if monotonic() > self._context.lease_deadline:
+            return self._without_lease(request)
+        existing |= {name for name, each in self._context.control.state.truncations.items() if each.withheld}
+
+        def decide(part: Part) -> Refusal | None:
+            refusal = self._decide(part)
+            if refusal is None or part.topic not in existing:
+                return refusal
+            return Refusal(TOPIC_ALREADY_EXISTS, f"Topic '{part.topic}' already exists.")
+
+        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
         return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)

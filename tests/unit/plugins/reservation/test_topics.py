@@ -33,7 +33,7 @@ from isthmus_protocol.schema import ApiKey, supported
 
 GROUP_APIS = (*COMMITS, *MAKES_GROUP, *DELETIONS)
 INVALID_REQUEST, POLICY_VIOLATION, NOT_ENOUGH_REPLICAS, UNKNOWN_TOPIC_ID = 42, 44, 19, 100
-TOPIC_AUTHORIZATION_FAILED = 29
+TOPIC_AUTHORIZATION_FAILED, TOPIC_ALREADY_EXISTS = 29, 36
 COORDINATOR_LOAD_IN_PROGRESS = 14
 
 
@@ -202,6 +202,55 @@ def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
     moving = {ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS, ApiKey.STREAMS_GROUP_HEARTBEAT}
     assert hooked == set(CODES) | reading | moving | set(GROUP_APIS) | set(PRINCIPAL_APIS)
     assert {*CODES, *GROUP_APIS, *PRINCIPAL_APIS} - WRITES == {ApiKey.JOIN_GROUP}, "a fence waits for what is refused"
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.CREATE_TOPICS))
+def test_a_reserved_topic_that_exists_is_said_to(plugin: ReservationPlugin, process: Process, version: int) -> None:
+    """Kafka Connect, and whoever else makes the topics that it needs, goes on where they are there."""
+
+    def told(*topics: str) -> dict[str, int]:
+        wanted = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in topics]
+        request = request_of(ApiKey.CREATE_TOPICS, version, {"topics": wanted, "timeout": 1000})
+        hold = plugin.on_change(request)
+        assert isinstance(hold, Hold)
+        verdict = asyncio.run(_awaited(hold))
+        frame: Any
+        if isinstance(verdict, Answer):
+            frame = verdict.frame
+        elif isinstance(verdict, Close):
+            return {}
+        else:
+            assert isinstance(verdict, Replace)
+            made = [{"name": topic.name} for topic in cast(Any, decode_request(verdict.frame)[1]).topics]
+            assert verdict.on_response is not None
+            frame = verdict.on_response(
+                encode_response(build_response(ApiKey.CREATE_TOPICS, version, {"topics": made}), 7)
+            )
+        answered = cast(Any, decode_response(ApiKey.CREATE_TOPICS, version, frame)[1])
+        return {topic.name: int(topic.error_code) for topic in answered.topics}
+
+    process.existing = {"closed-1": None, "open-1": None, "__isthmus_control": None}
+    assert told("closed-1") == {"closed-1": TOPIC_ALREADY_EXISTS}
+    assert told("closed-2", "closed-1") == {"closed-2": POLICY_VIOLATION, "closed-1": TOPIC_ALREADY_EXISTS}
+    assert told("open-2", "closed-1") == {"open-2": 0, "closed-1": TOPIC_ALREADY_EXISTS}
+    assert told("__isthmus_control", "closed-1") == {
+        "__isthmus_control": POLICY_VIOLATION,
+        "closed-1": TOPIC_ALREADY_EXISTS,
+    }
+    process.truncating("closed-2")
+    assert told("closed-2") == {"closed-2": TOPIC_ALREADY_EXISTS}
+    process.reachable = False
+    assert told("closed-1") == {}
+    process.reachable = True
+    process.on_read = lambda: setattr(process, "lease_deadline", 0.0)
+    assert told("closed-1") == {"closed-1": NOT_ENOUGH_REPLICAS}
+
+
+def test_topics_that_are_nobodys_are_not_looked_up(plugin: ReservationPlugin) -> None:
+    for name in ("open-1", "__isthmus_control"):
+        wanted = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
+        request = request_of(ApiKey.CREATE_TOPICS, 7, {"topics": wanted, "timeout": 1000})
+        assert not isinstance(plugin.on_change(request), Hold)
 
 
 def metadata(version: int, *topics: str, create: bool = True) -> Request:
