@@ -247,11 +247,11 @@ class AckGate:
     async def _resolved(self, request: Request, topics: Collection[bytes]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
         try:
-            if len(await self._context.topic_names(topics)) < len(set(topics)):
-                return None  # the broker does not know all of them, either
+            found = await self._context.topic_names(topics)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
-        return self._look_closer(request, topics)
+        # The broker does not know the others, either. It appends to those that it knows, whatever else is named.
+        return self._look_closer(request, [topic for topic in topics if topic in found])
 
     def _concerns(self, topic: str) -> bool:
         concerned = self._concerned.get(topic)
