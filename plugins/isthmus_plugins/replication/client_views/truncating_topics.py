@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -46,6 +46,8 @@ from isthmus_protocol.topic_entries import topic_entries
 
 NO_EPOCH: Final = -1
 CAUSE: Final = "truncating_topic"
+ENCODED_MAX: Final = 100
+"""Versions, and sets of brokers, for which topics are kept encoded."""
 
 CODES: Final = {
     ApiKey.FETCH: OFFSET_NOT_AVAILABLE,
@@ -66,6 +68,8 @@ class TruncatingTopics(Part):
         """Old and new ids of withheld topics."""
         self._cut: dict[str, Truncation] = {}
         """Topics that were truncated, with the last time that it happened."""
+        self._encoded: dict[tuple[int, int, tuple[int, ...]], Mapping[str, bytes]] = {}
+        """By API, version and the brokers that are there: withheld topics as they are shown."""
         self._sessions = FetchSessions(CAUSE)
         self._released = asyncio.Event()
         self._seen: tuple[object, object] = (None, None)
@@ -96,6 +100,7 @@ class TruncatingTopics(Part):
         self._seen = seen
         before = self._withheld
         self._withheld = {name: each for name, each in state.truncations.items() if each.withheld}
+        self._encoded.clear()
         self._ids = {
             uuid.UUID(topic_id).bytes: name
             for name, each in self._withheld.items()
@@ -235,19 +240,32 @@ class TruncatingTopics(Part):
     def _remembered(self, api_key: int, version: int, wanted: set[str], by_id: bool, frame: bytes) -> bytes:
         entries = topic_entries(api_key, version)
         brokers = peeks.brokers(version, frame) if api_key == ApiKey.METADATA else []
-        shown = [name for name in sorted(wanted) if name in self._withheld]
-        made = build_response(api_key, version, {"topics": [_described(self._withheld[n], brokers) for n in shown]})
-        remembered = dict(zip(shown, entries.all_of(encode_response(made, 0)), strict=True))
+        shown = self._shown(api_key, version, tuple(brokers))
         changed = []
+        added = []
         for name in sorted(wanted):
-            entry = entries.named(frame, name.encode())
+            entry, instead = entries.named(frame, name.encode()), shown.get(name, b"")
             if entry is not None:
-                changed.append((entry, remembered.pop(name, b"")))
+                changed.append((entry, instead))
+            elif instead:
+                added.append(instead)
         for topic_id in self._ids if by_id else ():  # of an old one the broker knows no name
             entry = entries.without_name(frame, topic_id)
             if entry is not None:
                 changed.append((entry, b""))
-        return entries.spliced(frame, changed, tuple(remembered.values()))
+        return entries.spliced(frame, changed, added)
+
+    def _shown(self, api_key: int, version: int, brokers: tuple[int, ...]) -> Mapping[str, bytes]:
+        """Withheld topics as they stand in an answer with these brokers."""
+        found = self._encoded.get((api_key, version, brokers))
+        if found is None:
+            topics = [_described(each, brokers) for each in self._withheld.values()]
+            made = encode_response(build_response(api_key, version, {"topics": topics}), 0)
+            found = dict(zip(self._withheld, topic_entries(api_key, version).all_of(made), strict=True))
+            if len(self._encoded) >= ENCODED_MAX:
+                self._encoded.clear()
+            self._encoded[api_key, version, brokers] = found
+        return found
 
 
 def _asked_for(request: Request) -> list[bytes | None] | None:
@@ -258,7 +276,7 @@ def _asked_for(request: Request) -> list[bytes | None] | None:
     return peeks.topics(request.api_key, request.version, "request", request.frame) or None
 
 
-def _described(truncation: Truncation, brokers: list[int]) -> dict[str, Any]:
+def _described(truncation: Truncation, brokers: Sequence[int]) -> dict[str, Any]:
     """A topic as Metadata and DescribeTopicPartitions show it, with leaders that are there, and of another epoch."""
     partitions = []
     for index, known in enumerate(truncation.partitions):
