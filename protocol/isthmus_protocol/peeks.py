@@ -226,6 +226,12 @@ _NEXT_TOPIC: Final = _Versions(
     ("next_cursor", ("topic_name", "topic_name@", "partition_index@")),
 )
 _CREATE_TOPICS: Final = _Versions(ApiKey.CREATE_TOPICS, "request", ("topics", ("name",)), "validate_only")
+_DESCRIBED: Final = _Versions(ApiKey.DESCRIBE_CONFIGS, "request", ("resources", ("resource_type", "resource_name")))
+_SETTINGS: Final = _Versions(
+    ApiKey.DESCRIBE_CONFIGS,
+    "response",
+    ("results", ("resource_type", "resource_name", ("configs", ("name", "value@")))),
+)
 _DELETE_TOPICS: Final = _Versions(ApiKey.DELETE_TOPICS, "request", "topic_names", ("topics", ("name", "topic_id")))
 _CREATE_PARTITIONS: Final = _Versions(
     ApiKey.CREATE_PARTITIONS, "request", ("topics", ("name", "count")), "validate_only"
@@ -263,6 +269,18 @@ def next_topic(version: int, frame: Frame) -> tuple[bytes, tuple[int, int], tupl
 def create_topics(version: int, frame: Frame) -> tuple[list[bytes], bool]:
     """A CreateTopics request's ``(topic names, whether it only validates)``."""
     found: tuple[list[bytes], bool] = _CREATE_TOPICS[version](frame)
+    return found
+
+
+def described_resources(version: int, frame: Frame) -> list[tuple[int, bytes]]:
+    """A DescribeConfigs request's ``[(type of resource, name)]``."""
+    found: list[tuple[int, bytes]] = _DESCRIBED[version](frame)
+    return found
+
+
+def described_settings(version: int, frame: Frame) -> list[tuple[int, bytes, list[tuple[bytes, tuple[int, int]]]]]:
+    """A DescribeConfigs response's ``[(type of resource, name, [(setting, where its value is: from, to)])]``."""
+    found: list[tuple[int, bytes, list[tuple[bytes, tuple[int, int]]]]] = _SETTINGS[version](frame)
     return found
 
 
