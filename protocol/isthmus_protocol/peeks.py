@@ -306,6 +306,10 @@ def delete_records(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[i
 # Groups and transactions
 
 _OFFSET_FETCH: Final = _Versions(ApiKey.OFFSET_FETCH, "request", "group_id", ("groups", ("group_id",)))
+_GROUP_MEMBER: Final = _Versions(
+    ApiKey.CONSUMER_GROUP_HEARTBEAT, "request", "group_id", "member_id", "member_epoch", "topic_partitions@"
+)
+_HEARTBEAT_ANSWER: Final = _Versions(ApiKey.CONSUMER_GROUP_HEARTBEAT, "response", "error_code", "member_id")
 _OFFSET_FETCH_TOPICS: Final = _Versions(
     ApiKey.OFFSET_FETCH, "request", ("topics", ("name",)), ("groups", (("topics", ("name|topic_id",)),))
 )
@@ -353,6 +357,18 @@ def fetches_all_offsets(version: int, frame: Frame) -> bool:
     """Whether an OffsetFetch request asks for all topics in which a group has committed offsets (since v2)."""
     topics, groups = _OFFSET_FETCH_TOPICS[version](frame)
     return topics is None if groups is None else None in groups
+
+
+def group_member(version: int, frame: Frame) -> tuple[bytes, bytes, int, tuple[int, int]]:
+    """A ConsumerGroupHeartbeat request's ``(group, member's id, member epoch, where what it owns is: from, to)``."""
+    found: tuple[bytes, bytes, int, tuple[int, int]] = _GROUP_MEMBER[version](frame)
+    return found
+
+
+def heartbeat_answer(version: int, frame: Frame) -> tuple[int, bytes | None]:
+    """A ConsumerGroupHeartbeat response's ``(error code, member's id)``."""
+    found: tuple[int, bytes | None] = _HEARTBEAT_ANSWER[version](frame)
+    return found
 
 
 def assigned_topics(api_key: int, version: int, frame: Frame) -> list[bytes]:

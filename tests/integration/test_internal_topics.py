@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.kafka import unique
+from support.links import until
 from support.proxies import HEARTBEATS, Proxied
+from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from isthmus_protocol.schema import ApiKey
 
 pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("clients", of="consumers of everything")]
 
 RECORDS = 20
 LATER_S = 3.0
 """Ten heartbeats of a member, and three reconnects of one whose connections end."""
+SETTLED_S = 20.0
+NO_COORDINATOR_YET = (14, 15, 16)
+"""COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR."""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +95,46 @@ def test_a_pattern_that_matches_everything(everything: Proxied, protocol: str) -
         assert errors == []
         consumer.commit(asynchronous=False)
     assert "__isthmus_" not in everything.tool("kafka-consumer-groups", "--describe", "--all-groups")
+
+
+def test_members_give_up_what_they_never_heard_of(everything: Proxied) -> None:
+    """A coordinator waits for that, until the rebalance timeout: a member without news says nothing, as Java's."""
+    prefix = f"__isthmus_spool_{unique('')}"
+    for number in range(2):
+        made(everything.kafka.bootstrap_servers, f"{prefix}-{number}")
+    group = unique("group-")
+    direct = AdminClient({"bootstrap.servers": everything.kafka.bootstrap_servers})
+    epochs: dict[str, int] = {}
+    with Wire(everything.bootstrap) as wire:
+
+        def heartbeat(member: str, **more: Any) -> bool:
+            values: dict[str, Any] = {"group_id": group, "member_id": member, "topic_partitions": None}
+            values["member_epoch"] = epochs.get(member, 0)
+            answer = wire.request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, {**values, **more})
+            if answer.error_code in NO_COORDINATOR_YET:
+                return False
+            assert answer.error_code == 0, answer
+            assert answer.assignment is None or not answer.assignment.topic_partitions
+            epochs[member] = answer.member_epoch
+            return True
+
+        def settled(count: int) -> bool:
+            for member in epochs:
+                heartbeat(member)
+            described = direct.describe_consumer_groups([group])[group].result(30)
+            found = [len(member.assignment.topic_partitions) for member in described.members]
+            return described.state is ConsumerGroupState.STABLE and found == [2 // count] * count
+
+        for count in (1, 2):
+            joins = partial(
+                heartbeat,
+                str(uuid.uuid4()),
+                rebalance_timeout=300_000,
+                subscribed_topic_regex=f"{re.escape(prefix)}.*",
+                topic_partitions=[],
+            )
+            until("it has joined", joins)
+            until(f"a group of {count} is stable", partial(settled, count), SETTLED_S)
 
 
 def test_one_partition_that_nobody_may_read(everything: Proxied) -> None:

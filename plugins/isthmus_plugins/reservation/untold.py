@@ -6,7 +6,8 @@ Where an answer tells topics or groups that its request did not name:
 Metadata                        of all topics. It is spliced: of thousands of topics none is decoded
 DescribeTopicPartitions         of all topics, and in the cursor: it becomes the prefix of our topics
 ConsumerGroupHeartbeat,         what the group's coordinator assigns, by id: a pattern matches all topics that the
-ShareGroupHeartbeat             members may describe (KIP-848). An id that is not known yet is looked up first
+ShareGroupHeartbeat             members may describe (KIP-848). An id that is not known yet is looked up first;
+                                what is taken from a member again: ``owned_partitions``
 ConsumerGroupDescribe,          the same, by name
 ShareGroupDescribe
 OffsetFetch,                    of all topics in which a group has committed offsets
@@ -34,6 +35,7 @@ from isthmus_control.model import INTERNAL_PREFIX
 from isthmus_plugins.api import Gate, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.reservation.owned_partitions import OwnedPartitions
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
@@ -68,6 +70,7 @@ class Untold:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._tasks = Tasks("untold-topics", context.supervision)
+        self._owned = OwnedPartitions()
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -99,7 +102,10 @@ class Untold:
 
     def on_heartbeat(self, request: Request) -> Verdict:
         """Forward a heartbeat, and leave our topics out of what its member is assigned."""
-        return Replace(request.frame, partial(self._assigned, request.api_key, request.version))
+        frame = request.frame
+        if request.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            frame = self._owned.heartbeat(request)
+        return Replace(frame, partial(self._assigned, request.api_key, request.version, request.frame))
 
     def on_offset_fetch(self, request: Request) -> Verdict:
         """Leave our topics out of the answer where a group's committed offsets are asked for in all topics."""
@@ -111,20 +117,27 @@ class Untold:
 
     # ---- answers ----
 
-    def _assigned(self, api_key: int, version: int, frame: bytes) -> bytes | Gate:
-        topic_ids = peeks.assigned_topics(api_key, version, frame)
-        if not topic_ids:
-            return frame
+    def _assigned(self, api_key: int, version: int, asked: bytes, frame: bytes) -> bytes | Gate:
         internal = self._context.internal_topic_ids
-        unknown = {each for each in topic_ids if each not in internal and self._context.known_topic_name(each) is None}
+        unknown = {
+            each
+            for each in peeks.assigned_topics(api_key, version, frame)
+            if each not in internal and self._context.known_topic_name(each) is None
+        }
         if unknown:
             gate = Gate()
-            self._tasks.start("names", self._assigned_later(gate, api_key, version, frame, unknown))
+            self._tasks.start("names", self._assigned_later(gate, api_key, version, asked, frame, unknown))
             return gate
-        return self._pruned_frame(api_key, version, frame) if any(map(self.is_ours, topic_ids)) else frame
+        return self._assigned_theirs(api_key, version, asked, frame)
+
+    def _assigned_theirs(self, api_key: int, version: int, asked: bytes, frame: bytes) -> bytes:
+        ours = any(map(self.is_ours, peeks.assigned_topics(api_key, version, frame)))
+        if api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            self._owned.answered(version, asked, frame, untold=ours)
+        return self._pruned_frame(api_key, version, frame) if ours else frame
 
     async def _assigned_later(
-        self, gate: Gate, api_key: int, version: int, frame: bytes, unknown: Collection[bytes]
+        self, gate: Gate, api_key: int, version: int, asked: bytes, frame: bytes, unknown: Collection[bytes]
     ) -> None:
         """Open the gate when the names of topics have been read. Where they cannot be, the member is to ask again."""
         try:
@@ -133,7 +146,7 @@ class Untold:
             later = build_response(api_key, version, {"error_code": error_code(COORDINATOR_LOAD_IN_PROGRESS)})
             gate.open(encode_response(later, int.from_bytes(frame[4:8], "big", signed=True)))
             return
-        gate.open(self._pruned_frame(api_key, version, frame))
+        gate.open(self._assigned_theirs(api_key, version, asked, frame))
 
     def _without(self, api_key: int, version: int, frame: bytes) -> bytes:
         if _PREFIX not in frame and not any(each in frame for each in self._context.internal_topic_ids):

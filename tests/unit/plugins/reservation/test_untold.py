@@ -13,7 +13,7 @@ from support.reservations import INTERNAL_ID, Process, request_of, started
 from isthmus_plugins.api import Gate, Replace, Request
 from isthmus_plugins.reservation import ReservationPlugin
 from isthmus_plugins.reservation.untold import ASSIGNING, TELLING
-from isthmus_protocol.messages import build_response, decode_response, encode_response
+from isthmus_protocol.messages import build_response, decode_request, decode_response, encode_response
 from isthmus_protocol.schema import ApiKey, EntitySpec, message_spec, supported
 
 OURS: Final = "__isthmus_control"
@@ -222,3 +222,39 @@ def test_an_assigned_id_that_is_not_known_is_looked_up(version: int, reachable: 
         assert told.member_epoch == 4
     else:
         assert (int(told.error_code), told.assignment) == (14, None)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_member_says_again_what_it_owns_while_it_is_not_told_of_all(plugin: ReservationPlugin, version: int) -> None:
+    """Or its coordinator would wait until it has given up what it never had."""
+
+    def forwarded(epoch: int, owned: list[uuid.UUID] | None, given: list[uuid.UUID] | None = None) -> Any:
+        """What a coordinator is told to be owned by a member; ``given``: what it assigns then."""
+        parts = owned if owned is None else [{"topic_id": each, "partitions": [0]} for each in owned]
+        values = {"group_id": "g", "member_id": "m", "member_epoch": epoch, "topic_partitions": parts}
+        request = request_of(ApiKey.CONSUMER_GROUP_HEARTBEAT, version, values)
+        (verdict,) = (
+            each
+            for hook in plugin.isthmus_request_hooks()
+            if hook.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT and (each := hook.on_request(request)) is not None
+        )
+        assert isinstance(verdict, Replace)
+        assert verdict.on_response is not None
+        assigned = given and {"topic_partitions": [{"topic_id": each, "partitions": [0]} for each in given]}
+        values = {"member_id": "m", "member_epoch": 4, "assignment": assigned}
+        verdict.on_response(encode_response(build_response(ApiKey.CONSUMER_GROUP_HEARTBEAT, version, values), 7))
+        asked: Any = decode_request(verdict.frame)[1]
+        found = asked.topic_partitions
+        return found if found is None else [each.topic_id for each in found]
+
+    assert forwarded(0, [], [THEIRS_ID]) == []
+    assert forwarded(4, None) is None, "it is told of all"
+    assert forwarded(4, [THEIRS_ID]) == [THEIRS_ID]
+    assert forwarded(4, None, [THEIRS_ID, OURS_ID]) is None
+    assert forwarded(4, None) == [THEIRS_ID]
+    assert forwarded(4, None, [THEIRS_ID]) == [THEIRS_ID], "ours is taken from it"
+    assert forwarded(4, []) == []
+    assert forwarded(5, None) == []
+    assert forwarded(-1, None) is None
+    assert forwarded(0, [], [OURS_ID]) == []
+    assert forwarded(4, None) == []
