@@ -31,6 +31,7 @@ def reservation_hooks() -> list[RequestHook]:
         internal_topic_ids=frozenset(),
         lease_deadline=float("inf"),
         clock=time,
+        supervision=Supervision(),
         known_topic_name=lambda topic_id: topic_id.hex(),
     )
     plugin = ReservationPlugin()

@@ -1,4 +1,4 @@
-"""A broker of canned answers: it knows one topic, appends nothing, and costs little.
+"""A broker of canned answers: it knows one topic, lists others, appends nothing, and costs little.
 
 For measuring what stands before a broker where the real one, and what else a machine with few cores runs, would only
 add noise; and for tests of the benchmark without Java. Answers are encoded once for each API and version.
@@ -12,9 +12,10 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from isthmus_bench.children import serve
+from isthmus_control.model import CONTROL_TOPIC, TRANSACTIONS_TOPIC
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import encode_response
@@ -23,13 +24,27 @@ from isthmus_protocol.schema import ApiKey
 NODE_ID: Final = 1
 TOPIC_ID: Final = UUID(int=0x1517)
 FETCHED_BYTES: Final = 1_024_000
+LISTED_PARTITIONS: Final = 3
+"""Of each topic that is only listed."""
 Encoded = tuple[bytes, bytes]
 """An answer's size prefix, and what follows its correlation id."""
 _HEAD: Final = struct.Struct(">iIi")
 _IDS: Final = struct.Struct(">i")
 
 
-def _answers(port: int, topics: list[str], fetched_bytes: int) -> dict[int, Callable[[], Mapping[str, Any]]]:
+def _listed(count: int) -> list[dict[str, Any]]:
+    """Topics as they stand in an answer that lists all: the proxies' own among them, where there are any."""
+    names = [f"listed-{number}" for number in range(count)]
+    if names:
+        names[count // 2 : count // 2] = [CONTROL_TOPIC, TRANSACTIONS_TOPIC]
+    replicas = {"leader_id": NODE_ID, "replica_nodes": [1, 2, 3], "isr_nodes": [1, 2, 3]}
+    partitions = [{"partition_index": index, **replicas} for index in range(LISTED_PARTITIONS)]
+    return [{"name": name, "topic_id": uuid5(TOPIC_ID, name), "partitions": partitions} for name in names]
+
+
+def _answers(
+    port: int, topics: list[str], fetched_bytes: int, listed: int
+) -> dict[int, Callable[[], Mapping[str, Any]]]:
     ranges = [
         {"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in schema.supported().items()
     ]
@@ -38,7 +53,10 @@ def _answers(port: int, topics: list[str], fetched_bytes: int) -> dict[int, Call
         "brokers": [{"node_id": NODE_ID, "host": "127.0.0.1", "port": port}],
         "cluster_id": "canned",
         "controller_id": NODE_ID,
-        "topics": [{"name": name, "topic_id": TOPIC_ID, "partitions": [partition]} for name in topics],
+        "topics": [
+            *({"name": name, "topic_id": TOPIC_ID, "partitions": [partition]} for name in topics),
+            *_listed(listed),
+        ],
     }
     appended = {
         "responses": [
@@ -99,14 +117,14 @@ class CannedConnection(asyncio.Protocol):
         return frame[:4], frame[8:]
 
 
-async def start(topics: list[str], fetched_bytes: int) -> int:
+async def start(topics: list[str], fetched_bytes: int, listed: int) -> int:
     """Listen on a free port, which is returned."""
     encoded: dict[int, Encoded] = {}
     answers: dict[int, Callable[[], Mapping[str, Any]]] = {}
     loop = asyncio.get_running_loop()
     server = await loop.create_server(partial(CannedConnection, answers, encoded), "127.0.0.1", 0, backlog=1024)
     port: int = server.sockets[0].getsockname()[1]
-    answers |= _answers(port, topics, fetched_bytes)
+    answers |= _answers(port, topics, fetched_bytes, listed)
     return port
 
 
@@ -114,8 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("topics", nargs="+")
     parser.add_argument("--fetched-bytes", type=int, default=FETCHED_BYTES)
+    parser.add_argument("--listed", type=int, default=0, help="further topics in every answer to Metadata")
     chosen = parser.parse_args()
-    serve(lambda: start(chosen.topics, chosen.fetched_bytes))
+    serve(lambda: start(chosen.topics, chosen.fetched_bytes, chosen.listed))
 
 
 if __name__ == "__main__":

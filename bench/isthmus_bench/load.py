@@ -163,6 +163,25 @@ def wait_for_topic(target: Target) -> None:
         client.close()
 
 
+def wait_for_topics(target: Target, count: int) -> None:
+    """Wait until a list of all topics has so many at least, and all their leaders. Raises LoadError."""
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    client = RawClient(target)
+    try:
+        version = newest_versions(client)[ApiKey.METADATA]
+        while True:
+            frame = client.ask_frame(ApiKey.METADATA, version, {"topics": None})
+            if len(peeks.topics(ApiKey.METADATA, version, "response", frame)) >= count and not (
+                peeks.error_codes(ApiKey.METADATA, version, frame) - {0}
+            ):
+                return
+            if time.monotonic() > deadline:
+                raise LoadError(f"{target.host}:{target.port} does not list {count} topics with leaders")
+            time.sleep(0.5)
+    finally:
+        client.close()
+
+
 def fill(target: Target, records: int, record_bytes: int, batches: int = 2) -> None:
     """Append batches to a topic. Raises LoadError."""
     client = RawClient(target)
@@ -234,6 +253,7 @@ class Load:
     """What to send, how much of it at once, and for how long."""
 
     api: str
+    """``produce``, ``fetch``, or ``metadata`` of all topics."""
     records: int = 1
     record_bytes: int = 100
     depth: int = 1
@@ -253,6 +273,8 @@ def _frames(load: Load, target: Target) -> tuple[list[bytes], int]:
                 ApiKey.PRODUCE,
                 produce_values(target.topic, identity, batch(load.records, load.record_bytes)),
             )
+        elif load.api == "metadata":
+            api_key, values = ApiKey.METADATA, {"topics": None, "allow_auto_topic_creation": False}
         else:
             api_key, values = ApiKey.FETCH, fetch_values(target.topic, identity, load.record_bytes)
         version = versions[api_key]

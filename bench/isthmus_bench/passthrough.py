@@ -23,7 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
@@ -49,9 +49,11 @@ TLS: Final = " + TLS"
 SMALL_RATIO_MAX: Final = 1.5
 FETCH_RATIO_MAX: Final = 1.3
 UNHOOKED_RATIO_MAX: Final = 1.1
+LIST_RATIO_MAX: Final = 1.5
+LIST_CPU_US_MAX: Final = 2_000.0
 IDLE_BYTES_MAX: Final = 40 * 1024
-"""The targets: CPU against the relay's, that of Fetch with a hook on Produce against without, and memory of an idle
-connection."""
+"""The targets: CPU against the relay's, that of Fetch with a hook on Produce against without, latency of a list of all
+topics against that of a real broker, its CPU, and memory of an idle connection."""
 GIVEN_BACK_MIN: Final = 0.5
 """What part of the memory of closed connections must be back with the system; the rest serves the next ones."""
 
@@ -90,6 +92,11 @@ WORKLOADS: Final = (
     Workload("Produce 1 x 100 B, 50 connections", Load("produce", connections=50)),
     Workload("Fetch 1 MB, 8 connections", Load("fetch", record_bytes=FETCH_BYTES, connections=8)),
 )
+LIST: Final = "Metadata of all topics"
+LISTED_PARTITIONS: Final = 3
+"""Of each topic that is listed."""
+LISTED_AT_ONCE: Final = 250
+"""Made in one request."""
 SMALL: Final = WORKLOADS[0].name, WORKLOADS[1].name
 FETCH: Final = WORKLOADS[4].name
 
@@ -108,6 +115,7 @@ class Plan:
     idle_connections: int = 1_000
     carried_connections: int = 5_000
     """Connections that rest on one process while another one is measured."""
+    listed_topics: int = 5_000
     settle_s: float = 2.0
     """After connections have closed, before memory is looked at: what is given back is given back a moment later."""
 
@@ -115,7 +123,18 @@ class Plan:
     def quick(cls, broker: Literal["kafka", "canned"], version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
         chosen = tuple(each for each in WORKLOADS if each.name in (SMALL[1], FETCH))
-        return cls(broker, version, 1, 0.1, 0.05, chosen, idle_connections=50, carried_connections=100, settle_s=0.1)
+        return cls(
+            broker,
+            version,
+            1,
+            0.1,
+            0.05,
+            chosen,
+            idle_connections=50,
+            carried_connections=100,
+            listed_topics=50,
+            settle_s=0.1,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +310,11 @@ def verdicts_of(figures: Sequence[Figure], idle: Iterable[IdleFigure]) -> list[V
             limit = SMALL_RATIO_MAX
         elif figure.workload == FETCH:
             limit = FETCH_RATIO_MAX
+        elif figure.workload == LIST:
+            cpu_us = figure.sample.cpu_us
+            assert cpu_us is not None
+            verdicts.append(Verdict(f"CPU us: {LIST}", LIST_CPU_US_MAX, cpu_us, cpu_us <= LIST_CPU_US_MAX))
+            continue
         else:
             continue
         name = f"CPU against the relay's: {figure.workload}"
@@ -303,6 +327,13 @@ def verdicts_of(figures: Sequence[Figure], idle: Iterable[IdleFigure]) -> list[V
             back = each.given_back >= GIVEN_BACK_MIN
             verdicts.append(Verdict("part given back when it closes", GIVEN_BACK_MIN, each.given_back, back))
     return verdicts
+
+
+def list_verdict(figures: Sequence[Figure]) -> Verdict:
+    """That a list of all topics comes about as soon as from a real broker, of which making it takes its time."""
+    p50 = {figure.path: figure.sample.p50_us for figure in figures if figure.workload == LIST}
+    ratio = p50[PROXY] / p50[DIRECT]
+    return Verdict(f"p50 against direct: {LIST}", LIST_RATIO_MAX, ratio, ratio <= LIST_RATIO_MAX)
 
 
 def hook_verdicts(figures: Sequence[Figure]) -> Iterator[Verdict]:
@@ -325,9 +356,10 @@ def run(plan: Plan, say: Say) -> Report:
     with ExitStack() as stack:
         directory = FilePath(stack.enter_context(TemporaryDirectory(prefix="isthmus-bench-")))
         certificate, ca_file = _certificate(directory) if plan.tls else (None, None)
+        cluster: KafkaCluster | None = None
         if plan.broker == "kafka":
             say(f"starting Kafka {plan.version}, relays and proxies")
-            paths = _real_paths(plan, stack, directory, certificate, ca_file)
+            cluster, paths = _real_paths(plan, stack, directory, certificate, ca_file)
             broker = f"Kafka {plan.version}, a broker for each proxy"
         else:
             say("starting a broker of canned answers, relays and proxies")
@@ -339,10 +371,21 @@ def run(plan: Plan, say: Say) -> Report:
         samples: dict[tuple[str, str], list[Sample]] = {}
         for number in range(plan.rounds):
             _round(plan, number, paths, load, samples, say)
-        figures = figures_of(samples, {path.name: path.floor for path in paths})
         carried = [_carried(plan, path, load, say) for path in between if path.name in (RELAY, PROXY, PROXY + TLS)]
+        say(f"{plan.listed_topics} topics to list")
+        listing = [path for path in paths if path.name in (DIRECT, RELAY, PROXY)]
+        if cluster is None:
+            listing = _canned_list_paths(plan, stack)
+        else:  # last, since brokers with so many topics do more besides
+            _make_listed(plan, cluster, listing)
+        for number in range(plan.rounds):
+            _round(replace(plan, workloads=(Workload(LIST, Load("metadata")),)), number, listing, load, samples, say)
+        figures = figures_of(samples, {path.name: path.floor for path in paths})
+        verdicts = verdicts_of(figures, idle)
+        if cluster is not None:
+            verdicts.append(list_verdict(figures))
         machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {python_build()}"
-        return Report(broker, machine, plan.rounds, plan.seconds, figures, idle, carried, verdicts_of(figures, idle))
+        return Report(broker, machine, plan.rounds, plan.seconds, figures, idle, carried, verdicts)
 
 
 def _round(
@@ -439,9 +482,22 @@ def _canned_paths(stack: ExitStack, directory: FilePath, certificate: str | None
     return paths
 
 
+def _canned_list_paths(plan: Plan, stack: ExitStack) -> list[Path]:
+    """A broker of its own: one that lists so many topics does so whenever it is asked for one."""
+    topic = "bench"
+    broker = stack.enter_context(Child("isthmus_bench.canned_broker", topic, "--listed", str(plan.listed_topics)))
+    address = f"127.0.0.1:{broker.port}"
+    relay = stack.enter_context(Child("isthmus_bench.relay", address))
+    proxy = stack.enter_context(Child("isthmus_bench.bare_proxy", address, "--plugins"))
+    return [
+        Path(name, Target("127.0.0.1", child.port, topic), None if child is broker else child.pid, topic)
+        for name, child in ((DIRECT, broker), (RELAY, relay), (PROXY, proxy))
+    ]
+
+
 def _real_paths(
     plan: Plan, stack: ExitStack, directory: FilePath, certificate: str | None, ca_file: str | None
-) -> list[Path]:
+) -> tuple[KafkaCluster, list[Path]]:
     proxied: list[tuple[str, Mapping[str, Mapping[str, Any]]]] = []
     for tls in (False, True) if certificate else (False,):
         listener = {"client_listener": {"tls_certfile": certificate, "tls_keyfile": certificate}} if tls else {}
@@ -493,7 +549,7 @@ def _real_paths(
             host, _, port = proxy.bootstrap.rpartition(":")
             target = Target(host, int(port), topics[broker_id][0], authority)
             paths.append(Path(name, target, proxy.pid, topics[broker_id][1]))
-    return paths
+    return cluster, paths
 
 
 def _make_topics(cluster: KafkaCluster, topics: Mapping[int, tuple[str, str]]) -> None:
@@ -522,3 +578,29 @@ def _make_topics(cluster: KafkaCluster, topics: Mapping[int, tuple[str, str]]) -
         load_module.wait_for_topic(target)
         load_module.wait_for_topic(Target(target.host, target.port, produce_topic))
         load_module.fill(target, *FETCH_RECORDS)
+
+
+def _make_listed(plan: Plan, cluster: KafkaCluster, paths: Iterable[Path]) -> None:
+    """Topics to list; returns when every broker that is asked lists all. Raises LoadError."""
+    brokers = sorted(cluster.addresses())
+    client = RawClient(Target(*cluster.addresses()[brokers[0]], ""))
+    try:
+        version = newest_versions(client)[ApiKey.CREATE_TOPICS]
+        for first in range(0, plan.listed_topics, LISTED_AT_ONCE):
+            wanted = [
+                {
+                    "name": f"listed-{number}",
+                    "num_partitions": -1,
+                    "replication_factor": -1,
+                    "assignments": [
+                        {"partition_index": index, "broker_ids": [brokers[(number + index) % len(brokers)]]}
+                        for index in range(LISTED_PARTITIONS)
+                    ],
+                }
+                for number in range(first, min(first + LISTED_AT_ONCE, plan.listed_topics))
+            ]
+            client.ask(ApiKey.CREATE_TOPICS, version, {"topics": wanted, "timeout": 60_000})
+    finally:
+        client.close()
+    for path in paths:
+        load_module.wait_for_topics(path.target, plan.listed_topics)

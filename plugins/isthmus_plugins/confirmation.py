@@ -247,12 +247,11 @@ class AckGate:
     async def _resolved(self, request: Request, topics: Collection[bytes]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
         try:
-            for topic in topics:
-                if await self._context.topic_name(topic) is None:
-                    return None  # the broker knows no such topic, either
+            found = await self._context.topic_names(topics)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
-        return self._look_closer(request, topics)
+        # The broker does not know the others, either. It appends to those that it knows, whatever else is named.
+        return self._look_closer(request, [topic for topic in topics if topic in found])
 
     def _concerns(self, topic: str) -> bool:
         concerned = self._concerned.get(topic)

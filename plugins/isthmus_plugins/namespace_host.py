@@ -276,8 +276,7 @@ class NamespaceHost:
 
     async def resolve(self, topic_ids: Iterable[bytes]) -> None:
         """Read the names of topics. Raises BrokerUnavailable."""
-        for topic_id in topic_ids:
-            await self._context.topic_name(topic_id)
+        await self._context.topic_names(tuple(topic_ids))
 
 
 class _Scoped(Confirmer):

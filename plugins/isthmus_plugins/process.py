@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,11 +131,15 @@ class PluginContext(Protocol):
 
     def seal(self, secret: bytes, link_id: str) -> Sealed: ...
 
-    async def topic_name(self, topic_id: bytes) -> str | None:
-        """The name of a topic by its id; None if the cluster has no such topic."""
+    async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
+        """The names of topics by their ids, of those that the cluster has.
+
+        Where one is not known, all topics are read once, for all who ask, and not at once again: anybody can ask for
+        ids that there are not. Raises BrokerUnavailable.
+        """
 
     def known_topic_name(self, topic_id: bytes) -> str | None:
-        """The same, if it is known already. An id never changes its topic."""
+        """The name of a topic, if it is known already. An id never changes its topic."""
 
     async def fence(self) -> None:
         """Return when no client's write that was forwarded before the call can still land."""

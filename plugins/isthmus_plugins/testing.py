@@ -241,7 +241,7 @@ class Kit:
                 supervision=Supervision(),
                 control=self._control,
                 known_topic_name=self._topic_name,
-                topic_name=self._resolved,
+                topic_names=self._resolved,
                 lease_deadline=float("inf"),
             ),
         )
@@ -281,8 +281,8 @@ class Kit:
         known = self.broker._topics.values()
         return next((topic.name for topic in known if topic.topic_id == topic_id), None)
 
-    async def _resolved(self, topic_id: bytes) -> str | None:
-        return self._topic_name(topic_id)
+    async def _resolved(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
+        return {each: name for each in topic_ids if (name := self._topic_name(each)) is not None}
 
     # ---- what a client does ----
 

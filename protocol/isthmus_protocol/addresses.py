@@ -30,6 +30,7 @@ from typing import Final
 from isthmus_protocol.error_codes import COORDINATOR_NOT_AVAILABLE
 from isthmus_protocol.locate import EntityLocator, Skimmer, Want, entity_locator, locator, response_skimmer
 from isthmus_protocol.schema import ApiKey, EntitySpec, FieldSpec, message_spec
+from isthmus_protocol.splicing import Edit, Span, edited, edited_frame, encoded_count, encoded_string
 from isthmus_protocol.wire import VARINT_BYTES_MAX, Frame, MalformedFrame, read_uvarint, write_uvarint
 
 AddressMap = Callable[[int, bytes, int], tuple[bytes, int] | None]
@@ -43,9 +44,6 @@ TAIL_BYTES_MAX: Final = 1 << 20
 """The most that is kept back of a streamed response. Real node endpoints are at most some hundred entries."""
 
 _ENDPOINT_TYPE_BROKER: Final = 1
-
-_Edit = tuple[int, int, bytes]
-"""``(start, end, what takes the place of these bytes)``"""
 
 _BROKER_ARRAYS: Final = {ApiKey.METADATA: "brokers", ApiKey.DESCRIBE_CLUSTER: "brokers"}
 _STREAMED: Final = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
@@ -180,8 +178,7 @@ def _stream_parts(api_key: int, version: int) -> tuple[Callable[[Frame, int, int
 
 # Endpoints: structs of a node id, a host and a port.
 
-_Span = tuple[int, int]
-_Found = tuple[_Span, list[tuple[_Span, int, bytes, _Span, int, _Span]]]
+_Found = tuple[Span, list[tuple[Span, int, bytes, Span, int, Span]]]
 """The array, and of each struct in it: itself, node id, host, the host's place, port, the port's place."""
 
 
@@ -200,13 +197,10 @@ class _Endpoints:
         self.flexible = flexible
         self.port_bytes = _field(field.entity, "port").size
 
-    def count(self, count: int) -> bytes:
-        return write_uvarint(count + 1) if self.flexible else count.to_bytes(4, "big")
-
-    def edits(self, found: _Found, addresses: AddressMap) -> list[_Edit]:
+    def edits(self, found: _Found, addresses: AddressMap) -> list[Edit]:
         """What must change, in order of position. ``found`` is what ``wants`` gave."""
         (array_start, _), endpoints = found
-        edits: list[_Edit] = []
+        edits: list[Edit] = []
         dropped = 0
         for (start, end), node_id, host, host_span, port, port_span in endpoints:
             address = addresses(node_id, host, port)
@@ -214,10 +208,10 @@ class _Endpoints:
                 edits.append((start, end, b""))
                 dropped += 1
             elif address != (host, port):
-                edits.append((*host_span, _string(address[0], self.flexible)))
+                edits.append((*host_span, encoded_string(address[0], self.flexible)))
                 edits.append((*port_span, address[1].to_bytes(self.port_bytes, "big", signed=self.port_bytes == 4)))
         if dropped:
-            edits.insert(0, (array_start, endpoints[0][0][0], self.count(len(endpoints) - dropped)))
+            edits.insert(0, (array_start, endpoints[0][0][0], encoded_count(len(endpoints) - dropped, self.flexible)))
         return edits
 
 
@@ -230,7 +224,7 @@ def _array_rewriter(api_key: int, version: int, spec: EntitySpec, field: FieldSp
         if endpoint_type not in (None, _ENDPOINT_TYPE_BROKER):
             addresses = _no_address
         edits = endpoints.edits((span, found), addresses)
-        return _edited_frame(frame, edits) if edits else frame
+        return edited_frame(frame, edits) if edits else frame
 
     return rewrite
 
@@ -243,7 +237,7 @@ def _tagged_rewriter(api_key: int, version: int, field: FieldSpec) -> Rewriter:
         start, end = locate(frame)
         section = frame[start:end]
         changed = tail.rewrite_section(section, addresses)
-        return frame if changed is section else _edited_frame(frame, [(start, end, changed)])
+        return frame if changed is section else edited_frame(frame, [(start, end, changed)])
 
     return rewrite
 
@@ -252,11 +246,11 @@ def _coordinator_rewriter(version: int, spec: EntitySpec) -> Rewriter:
     wants: tuple[Want, ...] = ("node_id", "node_id@", "host", "host@", "port", "port@", "error_code@")
     in_array = _has(spec, "coordinators")
     locate = locator(ApiKey.FIND_COORDINATOR, version, "response", (("coordinators", wants),) if in_array else wants)
-    no_host = _string(b"", spec.flexible)
+    no_host = encoded_string(b"", spec.flexible)
 
     def rewrite(frame: bytes, addresses: AddressMap) -> bytes:
         found = locate(frame)
-        edits: list[_Edit] = []
+        edits: list[Edit] = []
         for node_id, node_id_span, host, host_span, port, port_span, error_span in found if in_array else (found,):
             if not host and node_id < 0:
                 continue  # An error already.
@@ -267,10 +261,10 @@ def _coordinator_rewriter(version: int, spec: EntitySpec) -> Rewriter:
                 edits.append((*host_span, no_host))
                 edits.append((*port_span, _MINUS_ONE))
             elif address != (host, port):
-                edits.append((*host_span, _string(address[0], spec.flexible)))
+                edits.append((*host_span, encoded_string(address[0], spec.flexible)))
                 edits.append((*port_span, address[1].to_bytes(4, "big", signed=True)))
         edits.sort()
-        return _edited_frame(frame, edits) if edits else frame
+        return edited_frame(frame, edits) if edits else frame
 
     return rewrite
 
@@ -285,7 +279,7 @@ def _quorum_rewriter(version: int, spec: EntitySpec) -> Rewriter:
 
     def rewrite(frame: bytes, _: AddressMap) -> bytes:
         edits = [(start, end, none) for start, end in locate(frame) if frame[start:end] != none]
-        return _edited_frame(frame, edits) if edits else frame
+        return edited_frame(frame, edits) if edits else frame
 
     return rewrite
 
@@ -297,7 +291,7 @@ def _configs_rewriter(version: int, spec: EntitySpec) -> Rewriter:
     null, true = b"\x00" if spec.flexible else b"\xff\xff", b"\x01"
 
     def rewrite(frame: bytes, _: AddressMap) -> bytes:
-        edits: list[_Edit] = []
+        edits: list[Edit] = []
         for resource_type, configs in locate(frame):
             if resource_type != _RESOURCE_TYPE_BROKER:
                 continue
@@ -305,7 +299,7 @@ def _configs_rewriter(version: int, spec: EntitySpec) -> Rewriter:
                 if name in _ADDRESS_SETTINGS:
                     edits += [(*value_span, null), (*sensitive_span, true)]
                     edits += [(*span, null) for span in synonyms or ()]
-        return _edited_frame(frame, edits) if edits else frame
+        return edited_frame(frame, edits) if edits else frame
 
     return rewrite
 
@@ -334,8 +328,10 @@ class _Tail:
             edits = self._endpoints.edits(found, addresses)
             if not edits:
                 return tail
-            array = _edited(tail[: found[0][1]], edits)
-            filled = _filled(array, tags, len(tail)) or _filled(self._endpoints.count(0), tags, len(tail))
+            array = edited(tail[: found[0][1]], edits)
+            filled = _filled(array, tags, len(tail)) or _filled(
+                encoded_count(0, self._endpoints.flexible), tags, len(tail)
+            )
         else:
             if tail == _NO_TAGS:
                 return tail
@@ -368,7 +364,7 @@ class _Tail:
                     raise MalformedFrame("The node endpoints do not fill their tagged field")
                 edits = self._endpoints.edits(found, addresses)
                 if edits:
-                    new_data = _edited(data, edits)
+                    new_data = edited(data, edits)
                     changed = True
             rewritten.append((tag, new_data))
         return rewritten if changed else None
@@ -423,29 +419,6 @@ def _filled(head: bytes, tags: list[_TaggedField], length: int) -> bytes | None:
             if size >= 0 and len(write_uvarint(size)) == 1 + longer_varint:
                 return head + _join_section([*tags, (filling, bytes(size))])
     return None
-
-
-# Splicing.
-
-
-def _edited(data: bytes, edits: list[_Edit]) -> bytes:
-    parts: list[bytes] = []
-    position = 0
-    for start, end, replacement in edits:
-        parts += (data[position:start], replacement)
-        position = end
-    parts.append(data[position:])
-    return b"".join(parts)
-
-
-def _edited_frame(frame: bytes, edits: list[_Edit]) -> bytes:
-    """As ``_edited``, with the size prefix put right."""
-    length = len(frame) + sum(len(replacement) - (end - start) for start, end, replacement in edits)
-    return _edited(frame, [(0, 4, (length - 4).to_bytes(4, "big")), *edits])
-
-
-def _string(value: bytes, flexible: bool) -> bytes:
-    return (write_uvarint(len(value) + 1) if flexible else len(value).to_bytes(2, "big")) + value
 
 
 def _has(spec: EntitySpec, name: str) -> bool:

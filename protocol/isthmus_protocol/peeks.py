@@ -219,7 +219,19 @@ def list_offsets(version: int, frame: Frame) -> tuple[int | None, list[tuple[byt
 # Topics
 
 _METADATA: Final = _Versions(ApiKey.METADATA, "request", ("topics", ("name", "topic_id")), "allow_auto_topic_creation")
+_BROKERS: Final = _Versions(ApiKey.METADATA, "response", ("brokers", ("node_id",)))
+_NEXT_TOPIC: Final = _Versions(
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    "response",
+    ("next_cursor", ("topic_name", "topic_name@", "partition_index@")),
+)
 _CREATE_TOPICS: Final = _Versions(ApiKey.CREATE_TOPICS, "request", ("topics", ("name",)), "validate_only")
+_DESCRIBED: Final = _Versions(ApiKey.DESCRIBE_CONFIGS, "request", ("resources", ("resource_type", "resource_name")))
+_SETTINGS: Final = _Versions(
+    ApiKey.DESCRIBE_CONFIGS,
+    "response",
+    ("results", ("resource_type", "resource_name", ("configs", ("name", "value@")))),
+)
 _DELETE_TOPICS: Final = _Versions(ApiKey.DELETE_TOPICS, "request", "topic_names", ("topics", ("name", "topic_id")))
 _CREATE_PARTITIONS: Final = _Versions(
     ApiKey.CREATE_PARTITIONS, "request", ("topics", ("name", "count")), "validate_only"
@@ -241,9 +253,34 @@ def metadata(version: int, frame: Frame) -> tuple[list[tuple[bytes | None, bytes
     return topics, allowed is not False
 
 
+def brokers(version: int, frame: Frame) -> list[int]:
+    """The ids of the brokers in a Metadata response."""
+    found: list[int] = _BROKERS[version](frame)
+    return found
+
+
+def next_topic(version: int, frame: Frame) -> tuple[bytes, tuple[int, int], tuple[int, int]] | None:
+    """Where a DescribeTopicPartitions response is to be gone on with: a topic's name, where in the frame that is, and
+    where the partition's number is. None: it is the last one."""
+    found: tuple[bytes, tuple[int, int], tuple[int, int]] | None = _NEXT_TOPIC[version](frame)
+    return found
+
+
 def create_topics(version: int, frame: Frame) -> tuple[list[bytes], bool]:
     """A CreateTopics request's ``(topic names, whether it only validates)``."""
     found: tuple[list[bytes], bool] = _CREATE_TOPICS[version](frame)
+    return found
+
+
+def described_resources(version: int, frame: Frame) -> list[tuple[int, bytes]]:
+    """A DescribeConfigs request's ``[(type of resource, name)]``."""
+    found: list[tuple[int, bytes]] = _DESCRIBED[version](frame)
+    return found
+
+
+def described_settings(version: int, frame: Frame) -> list[tuple[int, bytes, list[tuple[bytes, tuple[int, int]]]]]:
+    """A DescribeConfigs response's ``[(type of resource, name, [(setting, where its value is: from, to)])]``."""
+    found: list[tuple[int, bytes, list[tuple[bytes, tuple[int, int]]]]] = _SETTINGS[version](frame)
     return found
 
 
@@ -269,6 +306,13 @@ def delete_records(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[i
 # Groups and transactions
 
 _OFFSET_FETCH: Final = _Versions(ApiKey.OFFSET_FETCH, "request", "group_id", ("groups", ("group_id",)))
+_GROUP_MEMBER: Final = _Versions(
+    ApiKey.CONSUMER_GROUP_HEARTBEAT, "request", "group_id", "member_id", "member_epoch", "topic_partitions@"
+)
+_HEARTBEAT_ANSWER: Final = _Versions(ApiKey.CONSUMER_GROUP_HEARTBEAT, "response", "error_code", "member_id")
+_OFFSET_FETCH_TOPICS: Final = _Versions(
+    ApiKey.OFFSET_FETCH, "request", ("topics", ("name",)), ("groups", (("topics", ("name|topic_id",)),))
+)
 _OFFSET_FETCH_TOPIC_IDS: Final = _Versions(ApiKey.OFFSET_FETCH, "request", ("groups", (("topics", ("topic_id",)),)))
 
 
@@ -307,6 +351,36 @@ def offset_fetch_groups(version: int, frame: Frame) -> list[bytes]:
 def offset_fetch_topic_ids(version: int, frame: Frame) -> list[bytes]:
     """The ids of the topics that an OffsetFetch request asks for, from v10 on: none in groups of which it wants all."""
     return list(chain.from_iterable(topics or () for topics in _OFFSET_FETCH_TOPIC_IDS[version](frame)))
+
+
+def fetches_all_offsets(version: int, frame: Frame) -> bool:
+    """Whether an OffsetFetch request asks for all topics in which a group has committed offsets (since v2)."""
+    topics, groups = _OFFSET_FETCH_TOPICS[version](frame)
+    return topics is None if groups is None else None in groups
+
+
+def group_member(version: int, frame: Frame) -> tuple[bytes, bytes, int, tuple[int, int]]:
+    """A ConsumerGroupHeartbeat request's ``(group, member's id, member epoch, where what it owns is: from, to)``."""
+    found: tuple[bytes, bytes, int, tuple[int, int]] = _GROUP_MEMBER[version](frame)
+    return found
+
+
+def heartbeat_answer(version: int, frame: Frame) -> tuple[int, bytes | None]:
+    """A ConsumerGroupHeartbeat response's ``(error code, member's id)``."""
+    found: tuple[int, bytes | None] = _HEARTBEAT_ANSWER[version](frame)
+    return found
+
+
+def assigned_topics(api_key: int, version: int, frame: Frame) -> list[bytes]:
+    """The ids of the topics that an answer to a member's heartbeat (KIP-848, KIP-932) assigns; none: it says nothing,
+    or there are none."""
+    found: list[bytes] | None = _assignment(api_key, version)(frame)
+    return found or []
+
+
+@cache
+def _assignment(api_key: int, version: int) -> Locator:
+    return locator(api_key, version, "response", (("assignment", (("topic_partitions", ("topic_id",)),)),))
 
 
 def transactional_id(api_key: int, version: int, frame: Frame) -> bytes | None:

@@ -146,6 +146,17 @@ _SHAPES: Final[Mapping[int, tuple[tuple[int, _Shape], ...]]] = MappingProxyType(
                 ),
             ),
         ),
+        ApiKey.SHARE_FETCH: (
+            (
+                0,
+                _Shape(
+                    (
+                        _Level("topics", "responses", (("topic_id", "topic_id"),)),
+                        _Level("partitions", "partitions", _BY_INDEX),
+                    ),
+                ),
+            ),
+        ),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: (
             (
                 0,

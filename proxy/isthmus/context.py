@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from isthmus.cluster_access import ClusterAccess
@@ -12,6 +12,7 @@ from isthmus.control_log import ControlLog
 from isthmus.errors import PeerFault
 from isthmus.front import Front
 from isthmus.session.listener import Gateway
+from isthmus.topic_names import TopicNames
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
@@ -93,6 +94,7 @@ class Context:
         self.link_observers = LinkObservers()
         self.fronted_brokers = front.brokers
         self._internal_topic_ids: list[bytes] = []
+        self._topic_names = TopicNames(cluster)
         self._control_log = control_log
         self._front = front
         self._gateway = gateway
@@ -145,17 +147,13 @@ class Context:
         """A link's secret as it may stand in the control log."""
         return self._sealer.seal(Secret(secret), link_id)
 
-    async def topic_name(self, topic_id: bytes) -> str | None:
-        """The name of a topic by its id, read from the cluster where it is not known; None if there is none."""
-        name = self.cluster.topic_name(topic_id)
-        if name is None:
-            await self.cluster.topics()
-            name = self.cluster.topic_name(topic_id)
-        return name
+    async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
+        """The names of topics by their ids, of those that the cluster has; read where one is not known."""
+        return await self._topic_names.of(topic_ids)
 
     def known_topic_name(self, topic_id: bytes) -> str | None:
-        """The same, if it is known already. An id never changes its topic."""
-        return self.cluster.topic_name(topic_id)
+        """The name of a topic, if it is known already. An id never changes its topic."""
+        return self._topic_names.known(topic_id)
 
     async def fence(self) -> None:
         """Return when no client's write that was forwarded before the call can still land."""

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.brokers
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 NOT_LEADER = 6
+TOPIC_AUTHORIZATION_FAILED = 29
+TOPIC_ALREADY_EXISTS = 36
 INVALID_REQUEST = 42
 POLICY_VIOLATION = 44
 OPERATION_NOT_ATTEMPTED = 55
@@ -276,6 +278,10 @@ def test_administration_is_refused(setup: Setup) -> None:
             assert [int(partition.error_code) for partition in deleted.partitions] == [POLICY_VIOLATION]
             [marked] = wire.request(ApiKey.WRITE_TXN_MARKERS, 1, {"markers": [marker]}).markers
             assert [int(p.error_code) for t in marked.topics for p in t.partitions] == [POLICY_VIOLATION]
+        there = new | {"name": topic}
+        with Wire(setup.controller().bootstrap) as wire:
+            created = wire.request(ApiKey.CREATE_TOPICS, 7, {"topics": [there, new], "timeout": 30_000}).topics
+            assert [each.error_code for each in created] == [TOPIC_ALREADY_EXISTS, POLICY_VIOLATION]
         assert f"{prefix}n" not in setup.topics()
         assert len(setup.described(topic).partitions) == 1
         assert setup.end(topic) == 0
@@ -459,8 +465,9 @@ def test_the_proxies_own_topic_is_not_read_by_clients(setup: Setup) -> None:
     for version, asked in ((12, {"topic": CONTROL_TOPIC}), (13, {"topic_id": described.topic_id})):
         with Wire(setup.leader(CONTROL_TOPIC).bootstrap) as wire:
             values = {"max_wait": 100, "min_bytes": 0, "max_bytes": 1 << 20, "session_epoch": -1}
-            wire.send(ApiKey.FETCH, version, {**values, "topics": [{**asked, "partitions": [partition]}]})
-            assert wire.receive_frame() is None
+            answer = wire.request(ApiKey.FETCH, version, {**values, "topics": [{**asked, "partitions": [partition]}]})
+            [read] = answer.responses[0].partitions
+            assert (read.error_code, read.records) == (TOPIC_AUTHORIZATION_FAILED, b"")
 
 
 def test_a_reservation_waits_for_open_transactions(setup: Setup) -> None:

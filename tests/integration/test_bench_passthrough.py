@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus_bench.bench_cli import bench_app
-from isthmus_bench.passthrough import DIRECT, HOOK, NO_PLUGINS, PROXY, RELAY, TLS
+from isthmus_bench.passthrough import DIRECT, HOOK, LIST, NO_PLUGINS, PROXY, RELAY, TLS
 
 REAL = [pytest.mark.brokers, pytest.mark.suite("bench")]
 CANNED = pytest.mark.one_in_ci("stories", "bench", of="commands of jobs")
@@ -25,6 +25,7 @@ def test_a_quick_run(broker: str, tmp_path: Path) -> None:
     between = {RELAY, NO_PLUGINS, PROXY}
     between |= {name + TLS for name in between} | {HOOK}
     assert {figure["path"] for figure in report["figures"]} == {DIRECT, *between}
+    assert {figure["path"] for figure in report["figures"] if figure["workload"] == LIST} == {DIRECT, RELAY, PROXY}
     for figure in report["figures"]:
         assert figure["sample"]["requests_per_s"] > 0
         assert (figure["sample"]["cpu_us"] or 0) > 0 or figure["path"] == DIRECT
@@ -32,6 +33,6 @@ def test_a_quick_run(broker: str, tmp_path: Path) -> None:
     assert {each["path"] for each in report["idle"]} == between
     assert {each["path"] for each in report["carried"]} == {RELAY, PROXY, PROXY + TLS}
     assert [each["connections"] for each in report["carried"]] == [100, 100, 100]
-    assert len(report["verdicts"]) == 5
+    assert len(report["verdicts"]) == (7 if broker == "kafka" else 6)
     assert "| proxy |" in markdown.read_text()
     assert "round 1 of 1" in result.stderr

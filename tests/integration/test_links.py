@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from support.kafka import unique
 from support.links import Linked, linked, until
 
@@ -92,6 +92,19 @@ def test_new_topics_and_partitions_within_a_second_and_from_their_first_record(l
     took.append(time.monotonic() - started)
     assert [record.value for record in link.b.read(target, 2)] == [b"first of 2"]
     assert max(took) < 3, took  # a second, and what clients take to make and to look, on a busy machine
+
+
+def test_who_makes_what_it_needs_goes_on_at_the_follower(link: Linked) -> None:
+    """As Kafka Connect does: a topic that is there is fine with it, any other refusal ends it."""
+    source, target = link.names("needed")
+    link.a.create_topic(source)
+    until("the follower is there", lambda: target in link.b.topics())
+    with pytest.raises(KafkaException) as there:
+        link.b.create_topic(target)
+    assert there.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+    with pytest.raises(KafkaException) as new:
+        link.b.create_topic(f"{target}-2")
+    assert new.value.args[0].code() == KafkaError.POLICY_VIOLATION
 
 
 def test_a_large_backlog_and_a_large_batch(link: Linked) -> None:

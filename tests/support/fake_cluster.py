@@ -850,8 +850,8 @@ class FakeContext:
     def seal(self, secret: bytes, link_id: str) -> Sealed:
         return Sealer(None).seal(Secret(secret), link_id)
 
-    async def topic_name(self, topic_id: bytes) -> str | None:
-        return self.known_topic_name(topic_id)
+    async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
+        return {each: name for each in topic_ids if (name := self.known_topic_name(each)) is not None}
 
     def known_topic_name(self, topic_id: bytes) -> str | None:
         return next((name for name, topic in self.cluster.found.items() if topic.topic_id == topic_id), None)

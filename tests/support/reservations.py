@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, cast
 
 from isthmus_control import commands as c
@@ -13,12 +13,14 @@ from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.apply import apply
 from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceKey, ResourceType, Role
+from isthmus_control.model import NamespaceKey, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
-from isthmus_plugins.api import Client, Hold, Request, Verdict
+from isthmus_control.truncations import Truncation, TruncationPhase
+from isthmus_plugins.api import Client, Hold, Replace, Request, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation import ReservationPlugin
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.messages import build_request, encode_request
 
 INTERNAL_ID: Final = uuid.uuid4().bytes
@@ -32,6 +34,7 @@ class Process:
         self.control = self
         self.cluster = self
         self.lease_deadline = time.monotonic() + 3600
+        self.supervision = Supervision()
         self.internal_topic_ids = (INTERNAL_ID,)
         self.known_ids: dict[bytes, str] = {}
         self.ids: dict[bytes, str] = {}
@@ -71,12 +74,20 @@ class Process:
             self.do(c.CreateLink(link, link_id, f"cluster-{link}", True, ("127.0.0.1:1",)))
         self.do(c.AttachNamespace(link, kind, prefix, prefix, Role.FOLLOWER, create_missing=True))
 
+    def truncating(self, topic: str) -> None:
+        """A topic of a link is being made anew."""
+        phase = TruncationPhase.REFILLING
+        under_way = Truncation("l", topic, str(uuid.uuid4()), Reason("", ""), (), None, "p", "", 0, phase, 0)
+        self.state = self.state.evolve(truncations={topic: under_way})
+        for changed in self._changed:
+            changed(self.state)
+
     def known_topic_name(self, topic_id: bytes) -> str | None:
         return self.known_ids.get(topic_id)
 
-    async def topic_name(self, topic_id: bytes) -> str | None:
+    async def topic_names(self, topic_ids: Collection[bytes]) -> dict[bytes, str]:
         await self.topics()
-        return self.known_ids.get(topic_id)
+        return {each: self.known_ids[each] for each in topic_ids if each in self.known_ids}
 
     async def topics(self) -> dict[str, None]:
         await asyncio.sleep(0)
@@ -85,6 +96,9 @@ class Process:
             raise BrokerUnavailable("no broker answers")
         self.known_ids.update(self.ids)
         return self.existing
+
+    async def topics_named(self, names: Collection[str]) -> dict[str, None]:
+        return {name: None for name in await self.topics() if name in names}
 
     async def group_exists(self, group: str) -> bool:
         await self._asked()
@@ -121,13 +135,13 @@ def request_of(api_key: int, version: int, values: dict[str, Any], part: float =
 
 
 def decide(plugin: ReservationPlugin, request: Request) -> Verdict:
-    """The first verdict of the plugin's hooks for a request, waited for."""
+    """The first verdict of the plugin's hooks for a request, waited for; a look at the answer alone is none."""
     for hook in plugin.isthmus_request_hooks():
         if hook.api_key == request.api_key:
             verdict = hook.on_request(request)
             if isinstance(verdict, Hold):
                 verdict = asyncio.run(_awaited(verdict))
-            if verdict is not None:
+            if verdict is not None and not (isinstance(verdict, Replace) and verdict.frame is request.frame):
                 return verdict
     return None
 

@@ -132,14 +132,13 @@ class Recorder:
             await self._name(unnamed)
 
     async def _name(self, topic_ids: Iterable[bytes]) -> None:
-        for topic_id in topic_ids:
-            try:
-                name = await self._context.topic_name(topic_id)
-            except (BrokerUnavailable, KafkaRefused) as error:
-                log.warning("topic id not resolved", extra={"detail": str(error)})
-                return
-            if name is not None:
-                self.note(told(Kind.TOPIC, 0, topic_id + name.encode()))
+        try:
+            names = await self._context.topic_names(tuple(topic_ids))
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("topic ids not resolved", extra={"detail": str(error)})
+            return
+        for topic_id, name in names.items():
+            self.note(told(Kind.TOPIC, 0, topic_id + name.encode()))
 
     async def _flush_for_ever(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from typing import Any
 from isthmus_control.control_state import ControlState
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
+from isthmus_plugins.replication.client_views.cleanup_policies import CleanupPolicies
 from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
@@ -85,6 +86,7 @@ class Parts:
     truncating_topics: TruncatingTopics
     syncing_topics: SyncingTopics
     leader_epochs: LeaderEpochs
+    cleanup_policies: CleanupPolicies
     time_offsets: TimeOffsets
     moved_producers: MovedProducers
     truncations: Truncations
@@ -198,6 +200,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         truncating_topics=TruncatingTopics(),
         syncing_topics=syncing_topics,
         leader_epochs=LeaderEpochs(),
+        cleanup_policies=CleanupPolicies(),
         time_offsets=TimeOffsets(context, peers),
         moved_producers=MovedProducers(context),
         truncations=truncations,

@@ -1,6 +1,7 @@
 """Reservation: refuses what clients may not do to what reserved namespaces hold, and to the proxies' own topics.
 
-Topics are decided here, ``groups`` and ``principals`` in files of their own, ``internal`` holds the proxies' topics.
+Topics are decided here, ``groups`` and ``principals`` in files of their own, ``internal`` and ``untold``
+hold the proxies' topics.
 
 The fast path is one scan of a Produce request for its topics, and one set lookup for each. What the set does not hold
 is decided slowly: by name, with the topic's id resolved where a request has only that, and answered as a broker would,
@@ -19,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.lookup import Lookup
+from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -43,11 +44,12 @@ from isthmus_protocol.error_codes import (
     INVALID_REQUEST,
     NOT_ENOUGH_REPLICAS,
     POLICY_VIOLATION,
+    TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request, encode_request
-from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
+from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
@@ -90,11 +92,15 @@ class ReservationPlugin:
     @hookimpl
     def isthmus_start(self, context: PluginContext) -> None:
         self._context = context
-        self._internal = InternalTopics(context.internal_topic_ids)
+        self._internal = InternalTopics(context)
         self._groups = GroupReservations(context)
         self._principals = PrincipalReservations(context)
         self._lookup: Lookup = context.control.state.lookup
         context.control.subscribe(self._control_changed)
+
+    @hookimpl
+    async def isthmus_stop(self) -> None:
+        await self._internal.stop()
 
     def _control_changed(self, state: ControlState) -> None:
         if state.lookup is not self._lookup:
@@ -171,20 +177,48 @@ class ReservationPlugin:
         unknown = unknown_ids(self._context, head, payload)
         if unknown:
             return Hold(self._resolved(request, head, payload, unknown))
+        if request.api_key == ApiKey.CREATE_TOPICS:
+            named = {part.topic for part in parts_of(head, payload) if part.topic is not None}
+            reserved = {name for name in named if self._lookup.topic_reservation(name) not in (None, INTERNAL)}
+            if reserved:
+                return Hold(self._created(request, head, payload, reserved))
         return self._decided(request, head, payload)
 
     async def _resolved(
-        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: Iterable[bytes]
+        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: set[bytes]
     ) -> Verdict:
         """Decide after the names of topic ids have been read from the cluster."""
         try:
-            for topic_id in unknown:
-                await self._context.topic_name(topic_id)
+            await self._context.topic_names(unknown)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         if monotonic() > self._context.lease_deadline:
             return self._without_lease(request)
         return self._decided(request, head, payload)
+
+    async def _created(
+        self, request: Request, head: RequestHead, payload: RequestPayload, reserved: set[str]
+    ) -> Verdict:
+        """Say of reserved topics that there are that there are, as brokers do: applications that make what they need
+        go on then. One that is truncated is there to clients, whether it is to brokers or not.
+
+        Never forwarded to have a broker say it: the topic may be deleted meanwhile, and would be made.
+        """
+        try:
+            existing = {*await self._context.cluster.topics_named(reserved)}
+        except BrokerUnavailable as error:
+            return Close(f"topics cannot be read: {error}")
+        if monotonic() > self._context.lease_deadline:
+            return self._without_lease(request)
+        existing |= {name for name, each in self._context.control.state.truncations.items() if each.withheld}
+
+        def decide(part: Part) -> Refusal | None:
+            refusal = self._decide(part)
+            if refusal is None or part.topic not in existing:
+                return refusal
+            return Refusal(TOPIC_ALREADY_EXISTS, f"Topic '{part.topic}' already exists.")
+
+        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
         return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
@@ -210,7 +244,7 @@ class ReservationPlugin:
         """Keep a Metadata request from creating a topic in a reserved namespace."""
         topics, may_create = peeks.metadata(request.version, request.frame)
         if topics is None:
-            return self._internal.hidden(request)
+            return self._internal.on_all_topics(request)
         if not topics or not may_create:
             return None
         names = [name.decode("utf-8", "replace") for name, _ in topics if name is not None]

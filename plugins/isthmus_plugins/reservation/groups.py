@@ -123,8 +123,7 @@ class GroupReservations:
     async def _resolved(self, request: Request, group: str, unknown: set[bytes]) -> Verdict:
         """Decide after the names of topic ids have been read from the cluster."""
         try:
-            for topic_id in unknown:
-                await self._context.topic_name(topic_id)
+            await self._context.topic_names(unknown)
         except BrokerUnavailable as error:
             return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         if monotonic() > self._context.lease_deadline:

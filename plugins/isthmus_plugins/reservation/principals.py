@@ -3,7 +3,9 @@
 ==========================  ============================================================================================
 CreateAcls                  bindings of such a principal are refused, one by one
 DeleteAcls                  a filter that matches bindings of such a principal is refused. Where a filter leaves the
-                            principal open, the broker is asked what it matches
+                            principal open, the broker is asked what it matches, under the proxy's own identity. So a
+                            refusal is told to those alone whom the broker lets delete ACLs: in place of the filter it
+                            gets one that matches nothing, and where it refuses that, its own answer stands
 AlterUserScramCredentials   refused for such users
 AlterClientQuotas           refused for entities with such a user
 CreateDelegationToken       refused where such a principal is named as the owner. Who asks for a token of his own is not
@@ -16,19 +18,30 @@ A user named ``app-1`` is the principal ``User:app-1``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
+from uuid import uuid4
 
 from isthmus_control.acls import AclBinding, AclFilter
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
-from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message
 from isthmus_plugins.verdicts import verdict_of
+from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS, POLICY_VIOLATION, SECURITY_DISABLED
-from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request
+from isthmus_protocol.messages import (
+    RequestHead,
+    RequestPayload,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 
@@ -100,8 +113,15 @@ class PrincipalReservations:
                 refusals.append(None if error.error_code == SECURITY_DISABLED else Refusal(POLICY_VIOLATION, why))
         if monotonic() > self._context.lease_deadline:
             return self._without_lease(request)
-        in_order = iter(refusals)
-        return verdict_of(request, head, refuse(head, payload, lambda part: next(in_order)), CAUSE)
+        if not any(refusals):
+            return None
+        asked: Any = payload
+        filters = tuple(
+            each if refusal is None else replace(each, principal_filter=f"{USER}:{uuid4()}")
+            for each, refusal in zip(asked.filters, refusals, strict=True)
+        )
+        frame = encode_request(replace(asked, filters=filters), request.correlation_id, head.client_id)
+        return Replace(frame, partial(_refused_filters, request.version, refusals), CAUSE)
 
     def _matching(self, bindings: frozenset[AclBinding]) -> Refusal | None:
         """Why bindings that a filter matches may not be deleted, all of them."""
@@ -116,6 +136,19 @@ class PrincipalReservations:
         head, payload = decode_request(request.frame)
         refused = refuse_all(head, payload, Refusal(NOT_ENOUGH_REPLICAS, NO_LEASE_MESSAGE))
         return verdict_of(request, head, refused, CAUSE_NO_LEASE)
+
+
+def _refused_filters(version: int, refusals: Sequence[Refusal | None], frame: bytes) -> bytes:
+    """The broker's answer, with the refusals of those filters at whose place the broker deleted nothing."""
+    correlation_id, payload = decode_response(ApiKey.DELETE_ACLS, version, frame)
+    answered: Any = payload
+    results = tuple(
+        result
+        if refusal is None or int(result.error_code)
+        else replace(result, error_code=error_code(refusal.code), error_message=refusal.message)
+        for result, refusal in zip(answered.filter_results, refusals, strict=True)
+    )
+    return encode_response(replace(answered, filter_results=results), correlation_id)
 
 
 def _principals(part: Part) -> Sequence[str]:

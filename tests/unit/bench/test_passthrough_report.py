@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from isthmus_bench.bench_cli import markdown_lines, table_lines
 from isthmus_bench.load import Target
 from isthmus_bench.passthrough import (
+    DIRECT,
     FETCH,
     GIVEN_BACK_MIN,
     HOOK,
     IDLE_BYTES_MAX,
+    LIST,
+    LIST_CPU_US_MAX,
     NO_PLUGINS,
     PROXY,
     RELAY,
@@ -27,6 +32,7 @@ from isthmus_bench.passthrough import (
     figures_of,
     hook_verdicts,
     idle_figure,
+    list_verdict,
     median_of,
     verdicts_of,
 )
@@ -97,8 +103,8 @@ def test_memory_of_idle_connections() -> None:
 @pytest.mark.parametrize(
     ("small", "fetch", "each", "back", "met"),
     [
-        (1.5, 1.3, IDLE_BYTES_MAX, GIVEN_BACK_MIN, [True, True, True, True]),
-        (1.51, 1.31, IDLE_BYTES_MAX + 1, GIVEN_BACK_MIN - 0.01, [False, False, False, False]),
+        (1.5, 1.3, IDLE_BYTES_MAX, GIVEN_BACK_MIN, [True, True, True, True, True]),
+        (1.51, 1.31, IDLE_BYTES_MAX + 1, GIVEN_BACK_MIN - 0.01, [False, False, False, False, False]),
     ],
 )
 def test_targets(small: float, fetch: float, each: float, back: float, met: list[bool]) -> None:
@@ -108,9 +114,22 @@ def test_targets(small: float, fetch: float, each: float, back: float, met: list
         Figure(SMALL[0], PROXY + TLS, sample(1.0), 9.0),
         Figure(FETCH, PROXY, sample(1.0), fetch),
         Figure("another", PROXY, sample(1.0), 9.0),
+        Figure(LIST, PROXY, sample(LIST_CPU_US_MAX if met[0] else LIST_CPU_US_MAX + 1), 9.0),
+        Figure(LIST, RELAY, sample(LIST_CPU_US_MAX + 1), 1.0),
     ]
     idle = [IdleFigure(PROXY, 10, 1, each, back, 0.0), IdleFigure(RELAY, 10, 1, 1e9, 0.0, 0.0)]
     assert [verdict.met for verdict in verdicts_of(figures, idle)] == met
+
+
+@pytest.mark.parametrize(("p50_us", "met"), [(75.0, True), (75.1, False)])
+def test_a_list_comes_about_as_soon_as_from_a_broker(p50_us: float, met: bool) -> None:
+    through = replace(sample(1.0), p50_us=p50_us)
+    figures = [
+        Figure(LIST, DIRECT, sample(None), None),
+        Figure(LIST, PROXY, through, 9.0),
+        Figure("x", PROXY, through, 1),
+    ]
+    assert list_verdict(figures).met is met
 
 
 @pytest.mark.parametrize(("ratio", "met"), [(1.375, True), (1.4, False)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import uuid
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from isthmus_plugins.api import Client, Gate, Leave, Replace, Request, ResponseHook
+from isthmus_plugins.api import Client, Gate, Hold, Leave, Replace, Request, ResponseHook, Verdict
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate, Confirmer
 from isthmus_plugins.tasks import Supervision
@@ -18,6 +21,7 @@ from isthmus_protocol.messages import build_request, encode_request, encode_resp
 from isthmus_protocol.schema import ApiKey
 
 VERSION = 9
+UNKNOWN_TOPIC_ID = 100
 
 
 class Archive(Confirmer):
@@ -131,3 +135,37 @@ def test_leave_is_given_for_one_topic_alone(acks: Acks) -> None:
     assert leave is None
     assert not is_open(looks(appended({"a": {0: 7}, "free": {0: 1}})))
     assert acks.asked(produced({"a": {0: 1}}, acks=0)) == (None, None)
+
+
+def test_an_ack_waits_whatever_else_the_request_names(acks: Acks) -> None:
+    """A topic that was deleted meanwhile has an id that nobody knows."""
+    known, deleted = uuid.uuid4(), uuid.uuid4()
+
+    async def topic_names(topic_ids: Collection[bytes]) -> dict[bytes, str]:
+        return {each: "a" for each in topic_ids if each == known.bytes}
+
+    context: Any = acks.gate._context
+    context.topic_names = topic_names
+    context.known_topic_name = {known.bytes: "a"}.get
+    data = [{"topic_id": each, "partition_data": [{"index": 0, "records": records(1)}]} for each in (deleted, known)]
+    values = {"acks": -1, "timeout": 30_000, "topic_data": data}
+    frame = encode_request(build_request(ApiKey.PRODUCE, 13, values), 1, "client")
+    hold = acks.gate.on_produce(Request(frame, True, ApiKey.PRODUCE, 13, 1, 0.0, Client(1, "c", 1)))
+    assert isinstance(hold, Hold)
+
+    async def awaited() -> Verdict:
+        return await hold.verdict
+
+    verdict = asyncio.run(awaited())
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    responses = [
+        {"topic_id": deleted, "partition_responses": [{"index": 0, "error_code": UNKNOWN_TOPIC_ID, "base_offset": -1}]},
+        {"topic_id": known, "partition_responses": [{"index": 0, "base_offset": 7}]},
+    ]
+    answer = encode_response(build(schema.response_type(ApiKey.PRODUCE, 13), {"responses": responses}), 1)
+    waiting = verdict.on_response(answer)
+    assert not is_open(waiting)
+    acks.confirm("a", 0, 8)
+    assert isinstance(waiting, Gate)
+    assert waiting._frame == answer

@@ -21,8 +21,9 @@ from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
+from isthmus_plugins.fetch_verdicts import without_session
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, without_session
+from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
@@ -164,11 +165,10 @@ class ConfirmedReads:
     async def _resolved(self, request: Request, topics: Iterable[bytes], look: Callable[[Request], Verdict]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
         try:
-            for topic in topics:
-                if await self._context.topic_name(topic) is None:
-                    self._asked[topic] = None  # the broker knows no such topic, either
+            found = await self._context.topic_names(asked := tuple(topics))
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
+        self._asked |= dict.fromkeys(set(asked) - found.keys())  # the broker knows no such topics, either
         return look(request)
 
     # ---- answers to Fetch ----

@@ -1,26 +1,18 @@
 """Keeps some topics out of clients' fetch sessions (KIP-227), so that whoever reads one names it in every request.
 
 A session that may hold such a topic is ended once: the client asks for all its partitions then, and what asks for such
-a topic is to be forwarded without a session.
+a topic is to be forwarded without a session (``fetch_verdicts``).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from isthmus_plugins.api import Answer, Hold, Request, Verdict
-from isthmus_plugins.verdicts import verdict_of
+from isthmus_plugins.api import Answer, Request
 from isthmus_protocol.error_codes import FETCH_SESSION_ID_NOT_FOUND
-from isthmus_protocol.messages import build_response, decode_request, encode_response
-from isthmus_protocol.refusals import Part, Refusal, refuse
+from isthmus_protocol.messages import build_response, encode_response
 from isthmus_protocol.schema import ApiKey
 
-NO_SESSION: Final = 0
-NO_SESSION_EPOCH: Final = -1
-WAIT_S_MAX: Final = 0.5
 CLEAR_MAX: Final = 100_000
 
 
@@ -52,33 +44,3 @@ class FetchSessions:
         if len(self._clear) > CLEAR_MAX:
             self._clear.clear()
         self._clear.add(session_id)
-
-
-async def answered_later(frame: bytes, wait_s: float, released: asyncio.Event, cause: str) -> Answer:
-    """An answer that says "try again", after a while, as if the broker had waited for records: clients ask at once."""
-    try:
-        async with asyncio.timeout(min(wait_s, WAIT_S_MAX)):
-            await released.wait()
-    except TimeoutError:
-        pass
-    return Answer(frame, cause)
-
-
-def refused_in_part(
-    request: Request, decide: Callable[[Part], Refusal | None], wait_ms: int, released: asyncio.Event, cause: str
-) -> Verdict:
-    """A Fetch of which some partitions are refused: these are answered, and the rest goes on without a session."""
-    head, payload = decode_request(request.frame)
-    refused = refuse(head, payload, decide)
-    if refused is None:
-        return None
-    if refused.answer is not None:
-        return Hold(answered_later(refused.answer, wait_ms / 1000, released, cause))
-    return verdict_of(request, head, replace(refused, remaining=without_session(refused.remaining)), cause)
-
-
-def without_session(payload: Any) -> Any:
-    """A Fetch request that neither is part of a session nor begins one."""
-    if not hasattr(payload, "session_epoch"):
-        return payload
-    return replace(payload, session_id=NO_SESSION, session_epoch=NO_SESSION_EPOCH)

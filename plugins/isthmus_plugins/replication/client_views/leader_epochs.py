@@ -22,10 +22,12 @@ from isthmus_control.truncations import EpochShift
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
 from isthmus_plugins.replication.link.part import Part
 from isthmus_protocol import peeks
-from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
+from isthmus_protocol.messages import decode_request, encode_request
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.topic_entries import topic_entries
 
-UNCHECKED: Final = struct.pack(">i", -1)
+_EPOCH: Final = struct.Struct(">i")
+UNCHECKED: Final = _EPOCH.pack(-1)
 """As current leader epoch: the broker does not compare it with its own."""
 
 
@@ -61,25 +63,18 @@ class LeaderEpochs(Part):
         return Replace(request.frame, partial(self._shifted, request.api_key, request.version))
 
     def _shifted(self, api_key: int, version: int, frame: bytes) -> bytes:
-        if self._topics.isdisjoint(peeks.topics(api_key, version, "response", frame)):
-            return frame
-        correlation_id, payload = decode_response(api_key, version, frame)
-        answered: Any = payload
-        topics = tuple(self._topic(topic) for topic in answered.topics)
-        return encode_response(replace(answered, topics=topics), correlation_id)
-
-    def _topic(self, topic: Any) -> Any:
-        shift = self._shifts.get(topic.name or "")
-        topic_id = getattr(topic, "topic_id", None)
-        if shift is None or (topic_id is not None and str(topic_id) != shift.topic_id):
-            return topic
-        partitions = tuple(
-            replace(partition, leader_epoch=partition.leader_epoch + shift.by)
-            if getattr(partition, "leader_epoch", -1) >= 0
-            else partition
-            for partition in topic.partitions
-        )
-        return replace(topic, partitions=partitions)
+        entries = topic_entries(api_key, version)
+        shifted: bytearray | None = None
+        for name, shift in self._shifts.items():
+            entry = entries.named(frame, name.encode())
+            if entry is None or (entry.topic_id is not None and entry.topic_id != uuid.UUID(shift.topic_id).bytes):
+                continue
+            for start, _ in filter(None, entry.leader_epochs):
+                (epoch,) = _EPOCH.unpack_from(frame, start)
+                if epoch >= 0:
+                    shifted = shifted or bytearray(frame)
+                    _EPOCH.pack_into(shifted, start, epoch + shift.by)
+        return frame if shifted is None else bytes(shifted)
 
     def on_fetch(self, request: Request) -> Verdict:
         """Forward a Fetch without the epochs of such topics' partitions; nothing else of it changes."""

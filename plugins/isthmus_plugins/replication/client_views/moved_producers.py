@@ -193,7 +193,7 @@ class MovedProducers(Part):
         batches: dict[tuple[int, int], list[ProducedBatch]] = {}
         try:
             for topic, partitions in topics:
-                name = self._topic_name(request, topic) or await self._context.topic_name(topic)
+                name = self._topic_name(request, topic) or (await self._context.topic_names((topic,))).get(topic)
                 if name is None:
                     return None  # the broker knows no such topic, either
                 for partition, start, end in partitions:

@@ -19,8 +19,9 @@ from isthmus_control.model import LinkMode, ResourceType, Role, SyncState, Topic
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
+from isthmus_plugins.fetch_verdicts import refused_in_part
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
+from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_plugins.verdicts import verdict_of

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -26,7 +26,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import TopicPartition
-from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
+from isthmus_plugins.fetch_verdicts import refused_in_part
+from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
@@ -41,9 +42,12 @@ from isthmus_protocol.messages import (
 from isthmus_protocol.refusals import Part as RequestPart
 from isthmus_protocol.refusals import Refusal, refuse
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.topic_entries import topic_entries
 
 NO_EPOCH: Final = -1
 CAUSE: Final = "truncating_topic"
+ENCODED_MAX: Final = 100
+"""Versions, and sets of brokers, for which topics are kept encoded."""
 
 CODES: Final = {
     ApiKey.FETCH: OFFSET_NOT_AVAILABLE,
@@ -64,6 +68,8 @@ class TruncatingTopics(Part):
         """Old and new ids of withheld topics."""
         self._cut: dict[str, Truncation] = {}
         """Topics that were truncated, with the last time that it happened."""
+        self._encoded: dict[tuple[int, int, tuple[int, ...]], Mapping[str, bytes]] = {}
+        """By API, version and the brokers that are there: withheld topics as they are shown."""
         self._sessions = FetchSessions(CAUSE)
         self._released = asyncio.Event()
         self._seen: tuple[object, object] = (None, None)
@@ -94,6 +100,7 @@ class TruncatingTopics(Part):
         self._seen = seen
         before = self._withheld
         self._withheld = {name: each for name, each in state.truncations.items() if each.withheld}
+        self._encoded.clear()
         self._ids = {
             uuid.UUID(topic_id).bytes: name
             for name, each in self._withheld.items()
@@ -219,38 +226,57 @@ class TruncatingTopics(Part):
         """Forward the request, and show withheld topics as they were."""
         if not self._withheld:
             return None
-        _, payload = decode_request(request.frame)
-        asked: Any = payload
-        topics = asked.topics
-        if topics is None or (not topics and request.version == 0):
+        asked = _asked_for(request)
+        if asked is None:
             wanted = set(self._withheld)
         else:
-            wanted = {
-                name
-                for topic in topics
-                if (name := self._ids.get(topic.topic_id.bytes) if getattr(topic, "topic_id", None) else topic.name)
-                in self._withheld
-            }
+            names = {name.encode(): name for name in self._withheld}
+            wanted = {known for each in asked if each is not None and (known := names.get(each) or self._ids.get(each))}
         if not wanted:
             return None
-        return Replace(request.frame, partial(self._remembered, request.api_key, request.version, wanted))
+        by_id = asked is not None and not self._ids.keys().isdisjoint(asked)
+        return Replace(request.frame, partial(self._remembered, request.api_key, request.version, wanted, by_id))
 
-    def _remembered(self, api_key: int, version: int, wanted: set[str], frame: bytes) -> bytes:
-        correlation_id, payload = decode_response(api_key, version, frame)
-        answered: Any = payload
-        brokers = [broker.node_id for broker in getattr(answered, "brokers", ())]
-        others = [
-            topic
-            for topic in answered.topics
-            if topic.name not in wanted
-            and not ((topic_id := getattr(topic, "topic_id", None)) is not None and topic_id.bytes in self._ids)
-        ]
-        described = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
-        made: Any = build_response(api_key, version, {"topics": described})
-        return encode_response(replace(answered, topics=(*others, *made.topics)), correlation_id)
+    def _remembered(self, api_key: int, version: int, wanted: set[str], by_id: bool, frame: bytes) -> bytes:
+        entries = topic_entries(api_key, version)
+        brokers = peeks.brokers(version, frame) if api_key == ApiKey.METADATA else []
+        shown = self._shown(api_key, version, tuple(brokers))
+        changed = []
+        added = []
+        for name in sorted(wanted):
+            entry, instead = entries.named(frame, name.encode()), shown.get(name, b"")
+            if entry is not None:
+                changed.append((entry, instead))
+            elif instead:
+                added.append(instead)
+        for topic_id in self._ids if by_id else ():  # of an old one the broker knows no name
+            entry = entries.without_name(frame, topic_id)
+            if entry is not None:
+                changed.append((entry, b""))
+        return entries.spliced(frame, changed, added)
+
+    def _shown(self, api_key: int, version: int, brokers: tuple[int, ...]) -> Mapping[str, bytes]:
+        """Withheld topics as they stand in an answer with these brokers."""
+        found = self._encoded.get((api_key, version, brokers))
+        if found is None:
+            topics = [_described(each, brokers) for each in self._withheld.values()]
+            made = encode_response(build_response(api_key, version, {"topics": topics}), 0)
+            found = dict(zip(self._withheld, topic_entries(api_key, version).all_of(made), strict=True))
+            if len(self._encoded) >= ENCODED_MAX:
+                self._encoded.clear()
+            self._encoded[api_key, version, brokers] = found
+        return found
 
 
-def _described(truncation: Truncation, brokers: list[int]) -> dict[str, Any]:
+def _asked_for(request: Request) -> list[bytes | None] | None:
+    """The names and ids of the topics that a request asks for; None: all topics."""
+    if request.api_key == ApiKey.METADATA:
+        topics, _ = peeks.metadata(request.version, request.frame)
+        return None if topics is None else [each for topic in topics for each in topic]
+    return peeks.topics(request.api_key, request.version, "request", request.frame) or None
+
+
+def _described(truncation: Truncation, brokers: Sequence[int]) -> dict[str, Any]:
     """A topic as Metadata and DescribeTopicPartitions show it, with leaders that are there, and of another epoch."""
     partitions = []
     for index, known in enumerate(truncation.partitions):

@@ -343,12 +343,15 @@ def test_the_proxies_own_groups_are_nobody_elses(process: Process) -> None:
 
 @pytest.mark.parametrize("version", range(schema.supported()[ApiKey.LIST_GROUPS][1] + 1))
 def test_lists_of_groups_leave_the_proxies_own_out(plugin: ReservationPlugin, version: int) -> None:
-    verdict = decide(plugin, request_of(ApiKey.LIST_GROUPS, version, {}))
+    (hook,) = (hook for hook in plugin.isthmus_request_hooks() if hook.api_key == ApiKey.LIST_GROUPS)
+    verdict = hook.on_request(request_of(ApiKey.LIST_GROUPS, version, {}))
     assert isinstance(verdict, Replace)
     assert verdict.on_response is not None
     for names in (["free", INTERNAL_GROUP, "app-1"], ["free"], []):
         groups = [{"group_id": name, "protocol_type": "consumer"} for name in names]
         answer = encode_response(build_response(ApiKey.LIST_GROUPS, version, {"groups": groups}), 7)
-        correlation_id, shown = decode_response(ApiKey.LIST_GROUPS, version, verdict.on_response(answer))
+        seen = verdict.on_response(answer)
+        assert isinstance(seen, bytes)
+        correlation_id, shown = decode_response(ApiKey.LIST_GROUPS, version, seen)
         assert correlation_id == 7
         assert [each.group_id for each in cast(Any, shown).groups] == [each for each in names if each != INTERNAL_GROUP]

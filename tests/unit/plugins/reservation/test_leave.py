@@ -12,6 +12,7 @@ from isthmus_control.model import Namespace, NamespaceKey, ResourceType
 from isthmus_plugins.api import Answer, Client, Request
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.reservation import LEAVE_S, ReservationPlugin
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.schema import ApiKey
 
@@ -33,7 +34,11 @@ class Process:
         self.plugin = ReservationPlugin()
         self.control: Any = SimpleNamespace(state=ControlState("A"), subscribe=self._subscribe)
         context: Any = SimpleNamespace(
-            control=self.control, lease_deadline=self.now + 10, known_topic_name=None, internal_topic_ids=()
+            control=self.control,
+            lease_deadline=self.now + 10,
+            known_topic_name=None,
+            internal_topic_ids=(),
+            supervision=Supervision(),
         )
         self.context = context
         self.plugin.isthmus_start(context)

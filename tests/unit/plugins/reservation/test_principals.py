@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from typing import Any, cast
 
 import pytest
@@ -13,10 +14,11 @@ from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Answer, Replace, Request, Verdict
 from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.reservation import ReservationPlugin
-from isthmus_protocol.messages import decode_request, decode_response
+from isthmus_protocol.messages import build_response, decode_request, decode_response, encode_response
 from isthmus_protocol.schema import ApiKey
 
 NOT_ENOUGH_REPLICAS, POLICY_VIOLATION, SECURITY_DISABLED = 19, 44, 54
+CLUSTER_AUTHORIZATION_FAILED = 31
 READ = 3
 VERSIONS = range(1, 4)
 WHY = "principal User:app-1 is in the reserved namespace 'User:app-': because"
@@ -77,6 +79,17 @@ def answered(request: Request, verdict: Verdict) -> Any:
     return decode_response(request.api_key, request.version, verdict.frame)[1]
 
 
+def deleted(request: Request, verdict: Verdict, broker: int = 0) -> Any:
+    """What a client is told of its filters where the broker answers what is forwarded with this code."""
+    assert isinstance(verdict, Replace), verdict
+    assert verdict.on_response is not None
+    wanted = cast(Any, decode_request(verdict.frame)[1]).filters
+    values = {"filter_results": [{"error_code": broker, "error_message": "the broker's"} for _ in wanted]}
+    frame = verdict.on_response(encode_response(build_response(ApiKey.DELETE_ACLS, request.version, values), 7))
+    assert isinstance(frame, bytes)
+    return cast(Any, decode_response(ApiKey.DELETE_ACLS, request.version, frame)[1]).filter_results
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_bindings_are_not_created(plugin: ReservationPlugin, version: int) -> None:
     assert decide(plugin, create("User:bob", "Group:app-1", version=version)) is None
@@ -92,19 +105,31 @@ def test_bindings_are_not_created(plugin: ReservationPlugin, version: int) -> No
 def test_bindings_are_not_deleted(plugin: ReservationPlugin, version: int) -> None:
     assert decide(plugin, delete(("User:bob", None), (None, "t"), version=version)) is None
     request = delete(("User:app-2", "t"), (None, "orders"), (None, None), version=version)
-    named, by_topic, everything = answered(request, decide(plugin, request)).filter_results
+    named, by_topic, everything = deleted(request, decide(plugin, request))
     assert {int(each.error_code) for each in (named, by_topic, everything)} == {POLICY_VIOLATION}
     assert "principal User:app-2 is in the reserved namespace" in named.error_message
     assert by_topic.error_message == f"the filter matches allow User:app-1 read topic 'orders'; {WHY}"
-    mixed = decide(plugin, delete((None, "orders"), ("User:bob", "t"), version=version))
+    request = delete((None, "orders"), ("User:bob", "t"), version=version)
+    mixed = decide(plugin, request)
     assert isinstance(mixed, Replace)
-    assert [each.principal_filter for each in cast(Any, decode_request(mixed.frame)[1]).filters] == ["User:bob"]
+    refused, forwarded = cast(Any, decode_request(mixed.frame)[1]).filters
+    assert forwarded.principal_filter == "User:bob"
+    assert uuid.UUID(refused.principal_filter.removeprefix("User:")), "a principal that has no bindings"
+    assert [int(each.error_code) for each in deleted(request, mixed)] == [POLICY_VIOLATION, 0]
+
+
+def test_who_may_not_delete_bindings_is_told_of_none(plugin: ReservationPlugin) -> None:
+    request = delete((None, "orders"), ("User:app-1", None), ("User:bob", "t"))
+    told = deleted(request, decide(plugin, request), CLUSTER_AUTHORIZATION_FAILED)
+    assert {(int(each.error_code), each.error_message) for each in told} == {
+        (CLUSTER_AUTHORIZATION_FAILED, "the broker's")
+    }
 
 
 def test_a_message_names_few_of_many_bindings(plugin: ReservationPlugin, process: Process) -> None:
     process.bindings = frozenset(binding("User:app-1", f"t{number}") for number in range(9))
     request = delete((None, None))
-    [result] = answered(request, decide(plugin, request)).filter_results
+    [result] = deleted(request, decide(plugin, request))
     assert "'t0', " in result.error_message
     assert "'t2' and 6 more; " in result.error_message
 
@@ -114,10 +139,10 @@ def test_a_filter_is_not_forwarded_before_it_is_known_what_it_matches(
 ) -> None:
     process.reachable = False
     request = delete((None, "t"))
-    [result] = answered(request, decide(plugin, request)).filter_results
+    [result] = deleted(request, decide(plugin, request))
     assert int(result.error_code) == NOT_ENOUGH_REPLICAS
     process.reachable, process.refuses = True, KafkaRefused(31, "CLUSTER_AUTHORIZATION_FAILED", "")
-    [result] = answered(request, decide(plugin, request)).filter_results
+    [result] = deleted(request, decide(plugin, request))
     assert int(result.error_code) == POLICY_VIOLATION
     assert "may not see" in result.error_message
 

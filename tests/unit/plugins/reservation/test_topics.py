@@ -6,14 +6,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v12.response import MetadataResponseTopic
-from kio.schema.types import BrokerId, TopicName
-from kio.static.primitive import i32Timedelta
+from support.api_requests import versions
 from support.reservations import INTERNAL_ID, Process, request_of, started
 
 from isthmus.session.dispatch import WRITES
@@ -31,11 +27,13 @@ from isthmus_plugins.api import (
 from isthmus_plugins.reservation import CODES, ReservationPlugin
 from isthmus_plugins.reservation.groups import COMMITS, DELETIONS, MAKES_GROUP
 from isthmus_plugins.reservation.principals import CHANGES as PRINCIPAL_APIS
-from isthmus_protocol.messages import decode_request, decode_response, encode_response
-from isthmus_protocol.schema import ApiKey, response_type, supported
+from isthmus_plugins.reservation.untold import ASSIGNING, TELLING
+from isthmus_protocol.messages import build_response, decode_request, decode_response, encode_response
+from isthmus_protocol.schema import ApiKey, supported
 
 GROUP_APIS = (*COMMITS, *MAKES_GROUP, *DELETIONS)
 INVALID_REQUEST, POLICY_VIOLATION, NOT_ENOUGH_REPLICAS, UNKNOWN_TOPIC_ID = 42, 44, 19, 100
+TOPIC_AUTHORIZATION_FAILED, TOPIC_ALREADY_EXISTS = 29, 36
 COORDINATOR_LOAD_IN_PROGRESS = 14
 
 
@@ -199,10 +197,60 @@ def test_without_a_lease_clients_are_told_to_try_again(
 
 def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
     hooked = {hook.api_key for hook in plugin.isthmus_request_hooks()}
-    reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.LIST_GROUPS}
+    reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH}
+    reading |= {ApiKey.OFFSET_FETCH, *ASSIGNING, *TELLING}
     moving = {ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS, ApiKey.STREAMS_GROUP_HEARTBEAT}
     assert hooked == set(CODES) | reading | moving | set(GROUP_APIS) | set(PRINCIPAL_APIS)
     assert {*CODES, *GROUP_APIS, *PRINCIPAL_APIS} - WRITES == {ApiKey.JOIN_GROUP}, "a fence waits for what is refused"
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.CREATE_TOPICS))
+def test_a_reserved_topic_that_exists_is_said_to(plugin: ReservationPlugin, process: Process, version: int) -> None:
+    """Kafka Connect, and whoever else makes the topics that it needs, goes on where they are there."""
+
+    def told(*topics: str) -> dict[str, int]:
+        wanted = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in topics]
+        request = request_of(ApiKey.CREATE_TOPICS, version, {"topics": wanted, "timeout": 1000})
+        hold = plugin.on_change(request)
+        assert isinstance(hold, Hold)
+        verdict = asyncio.run(_awaited(hold))
+        frame: Any
+        if isinstance(verdict, Answer):
+            frame = verdict.frame
+        elif isinstance(verdict, Close):
+            return {}
+        else:
+            assert isinstance(verdict, Replace)
+            made = [{"name": topic.name} for topic in cast(Any, decode_request(verdict.frame)[1]).topics]
+            assert verdict.on_response is not None
+            frame = verdict.on_response(
+                encode_response(build_response(ApiKey.CREATE_TOPICS, version, {"topics": made}), 7)
+            )
+        answered = cast(Any, decode_response(ApiKey.CREATE_TOPICS, version, frame)[1])
+        return {topic.name: int(topic.error_code) for topic in answered.topics}
+
+    process.existing = {"closed-1": None, "open-1": None, "__isthmus_control": None}
+    assert told("closed-1") == {"closed-1": TOPIC_ALREADY_EXISTS}
+    assert told("closed-2", "closed-1") == {"closed-2": POLICY_VIOLATION, "closed-1": TOPIC_ALREADY_EXISTS}
+    assert told("open-2", "closed-1") == {"open-2": 0, "closed-1": TOPIC_ALREADY_EXISTS}
+    assert told("__isthmus_control", "closed-1") == {
+        "__isthmus_control": POLICY_VIOLATION,
+        "closed-1": TOPIC_ALREADY_EXISTS,
+    }
+    process.truncating("closed-2")
+    assert told("closed-2") == {"closed-2": TOPIC_ALREADY_EXISTS}
+    process.reachable = False
+    assert told("closed-1") == {}
+    process.reachable = True
+    process.on_read = lambda: setattr(process, "lease_deadline", 0.0)
+    assert told("closed-1") == {"closed-1": NOT_ENOUGH_REPLICAS}
+
+
+def test_topics_that_are_nobodys_are_not_looked_up(plugin: ReservationPlugin) -> None:
+    for name in ("open-1", "__isthmus_control"):
+        wanted = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
+        request = request_of(ApiKey.CREATE_TOPICS, 7, {"topics": wanted, "timeout": 1000})
+        assert not isinstance(plugin.on_change(request), Hold)
 
 
 def metadata(version: int, *topics: str, create: bool = True) -> Request:
@@ -270,39 +318,66 @@ def test_nobody_reads_the_proxies_own_topics_by_name(plugin: ReservationPlugin, 
     on_fetch = fetch_hook(plugin)
     assert on_fetch(fetch(version, "open-1", "closed-1")) is None
     assert on_fetch(fetch(version, "not__isthmus_control")) is None
-    assert isinstance(on_fetch(fetch(version, "open-1", "__isthmus_control")), Close)
+    assert read_codes(on_fetch, fetch(version, "open-1", "__isthmus_control")) == {
+        "open-1": 0,
+        "__isthmus_control": TOPIC_AUTHORIZATION_FAILED,
+    }
+    assert read_codes(on_fetch, fetch(version, "__isthmus_control")) == {
+        "__isthmus_control": TOPIC_AUTHORIZATION_FAILED
+    }
 
 
 def test_nobody_reads_the_proxies_own_topics_by_id(plugin: ReservationPlugin) -> None:
     on_fetch = fetch_hook(plugin)
-    assert on_fetch(fetch(13, uuid.uuid4().bytes)) is None
-    assert isinstance(on_fetch(fetch(13, uuid.uuid4().bytes, INTERNAL_ID)), Close)
+    other = uuid.uuid4()
+    assert on_fetch(fetch(13, other.bytes)) is None
+    assert read_codes(on_fetch, fetch(13, other.bytes, INTERNAL_ID)) == {
+        other: 0,
+        uuid.UUID(bytes=INTERNAL_ID): TOPIC_AUTHORIZATION_FAILED,
+    }
 
 
-def test_lists_of_all_topics_leave_the_proxies_own_out(plugin: ReservationPlugin) -> None:
-    everything = request_of(ApiKey.METADATA, 12, {"topics": None})
-    verdict = plugin.on_metadata(everything)
-    assert isinstance(verdict, Replace)
-    assert verdict.frame == everything.frame
-    assert verdict.on_response is not None
-    names = ["a", "__isthmus_control", "b"]
-    answered = encode_response(
-        response_type(ApiKey.METADATA, 12)(
-            throttle_time=i32Timedelta.parse(timedelta(0)),
-            brokers=(),
-            cluster_id="A",
-            controller_id=BrokerId(1),
-            topics=tuple(
-                MetadataResponseTopic(
-                    error_code=ErrorCode.none, name=TopicName(name), topic_id=None, is_internal=False, partitions=()
-                )
-                for name in names
-            ),
-        ),
-        7,
-    )
-    _, seen = decode_response(ApiKey.METADATA, 12, verdict.on_response(answered))
-    assert [topic.name for topic in cast(Any, seen).topics] == ["a", "b"]
+@pytest.mark.parametrize("version", versions(ApiKey.SHARE_FETCH))
+def test_no_share_group_does(plugin: ReservationPlugin, version: int) -> None:
+    (on_fetch,) = (hook.on_request for hook in plugin.isthmus_request_hooks() if hook.api_key == ApiKey.SHARE_FETCH)
+    other = uuid.uuid4()
+    topics = [
+        {"topic_id": topic_id, "partitions": [{"partition_index": 0}]}
+        for topic_id in (uuid.UUID(bytes=INTERNAL_ID), other)
+    ]
+    values = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "topics": topics}
+    assert read_codes(on_fetch, request_of(ApiKey.SHARE_FETCH, version, values)) == {
+        uuid.UUID(bytes=INTERNAL_ID): TOPIC_AUTHORIZATION_FAILED,
+        other: 0,
+    }
+
+
+def read_codes(hook: Callable[[Request], Verdict], request: Request) -> dict[Any, int]:
+    """Topic (or its id) to error code, as a client is told by a broker that refuses it nothing."""
+    verdict = hook(request)
+    if isinstance(verdict, Hold):
+        verdict = asyncio.run(_awaited(verdict))
+    if isinstance(verdict, Answer):
+        frame = verdict.frame
+    else:
+        assert isinstance(verdict, Replace)
+        asked = cast(Any, decode_request(verdict.frame)[1])
+        assert getattr(asked, "session_epoch", -1) == -1, "the client is to name it in each request, and be answered"
+        served = [
+            {
+                "topic_id" if hasattr(topic, "topic_id") else "topic": getattr(topic, "topic_id", None) or topic.topic,
+                "partitions": [{"partition_index": 0, "records": b""}],
+            }
+            for topic in asked.topics
+        ]
+        broker = build_response(request.api_key, request.version, {"responses": served})
+        assert verdict.on_response is not None
+        frame = verdict.on_response(encode_response(broker, 7))
+    assert isinstance(frame, bytes)
+    told = cast(Any, decode_response(request.api_key, request.version, frame)[1])
+    return {
+        getattr(topic, "topic", None) or topic.topic_id: int(topic.partitions[0].error_code) for topic in told.responses
+    }
 
 
 def test_the_proxies_own_topics_stay_where_they_are(plugin: ReservationPlugin) -> None:

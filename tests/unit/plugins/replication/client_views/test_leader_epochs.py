@@ -86,3 +86,29 @@ def test_nothing_is_looked_at_until_a_topic_was_made_anew() -> None:
     nonsense = Request(b"t", True, ApiKey.FETCH, 12, 5, 0.0, Client(1, "a", 1))
     for look in (hooks.on_fetch, hooks.on_search, hooks.on_metadata):
         assert look(nonsense) is None
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.METADATA, 7))
+@pytest.mark.parametrize("count", [1, 50])
+def test_of_thousands_of_topics_only_those_made_anew_change(version: int, count: int) -> None:
+    partitions = [{"partition_index": number, "leader_epoch": number - 1} for number in range(3)]
+    topics = [
+        {"name": f"t-{number}", "topic_id": uuid.UUID(int=number), "partitions": partitions} for number in range(500)
+    ]
+    anew = {f"t-{number}": EpochShift(str(uuid.UUID(int=number)), 1000) for number in range(7, 7 + count)}
+    hooks = LeaderEpochs()
+    hooks.control_changed(ControlState("B", epoch_shifts=anew))
+    verdict = hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": None}))
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    frame = encode_response(build_response(ApiKey.METADATA, version, {"topics": topics}), 5)
+    told = verdict.on_response(frame)
+    assert isinstance(told, bytes)
+    wanted = [
+        {**topic, "partitions": [{**each, "leader_epoch": (-1, 1000, 1001)[n]} for n, each in enumerate(partitions)]}
+        if topic["name"] in anew
+        else topic
+        for topic in topics
+    ]
+    assert told == encode_response(build_response(ApiKey.METADATA, version, {"topics": wanted}), 5)
+    assert verdict.on_response(frame) == told, "by what is remembered"

@@ -255,3 +255,32 @@ def test_clients_go_on_while_the_old_topic_waits_for_somebody() -> None:
     assert hooks.on_fetch(fetch(12, {"t": OLD})) is None
     show(hooks, truncation(P.RESTORING, trouble=trouble))
     assert hooks.on_parts(request_of(ApiKey.LIST_OFFSETS, 5, {"t": OLD})) is not None
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.METADATA))
+def test_a_list_of_all_topics_has_it_in_place_of_the_brokers_or_beside_them(version: int) -> None:
+    hooks = withheld(truncation())
+    verdict = hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": None if version >= 1 else []}))
+    assert isinstance(verdict, Replace)
+    for names in (["u", "t", "v"], ["u", "v"]):
+        topics = [{"name": name, "topic_id": NEW if name == "t" else OTHER} for name in names]
+        frame = encode_response(build_response(ApiKey.METADATA, version, {"topics": topics}), 5)
+        assert verdict.on_response is not None
+        told: Any = decode_response(ApiKey.METADATA, version, verdict.on_response(frame))[1]
+        assert {each.name: len(each.partitions) for each in told.topics} == {"t": 2, "u": 0, "v": 0}
+        assert {getattr(each, "topic_id", OLD) for each in told.topics if each.name == "t"} == {OLD}
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.METADATA, 12))
+@pytest.mark.parametrize("asked", [OLD, NEW])
+def test_who_asks_by_either_id_is_told_the_old_topic(version: int, asked: uuid.UUID) -> None:
+    hooks = withheld(truncation())
+    verdict = hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": [{"topic_id": asked, "name": None}]}))
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    unknown = {"name": None, "topic_id": asked, "error_code": 100}
+    known = {"name": "t", "topic_id": asked}
+    for topic in (unknown, known):
+        frame = encode_response(build_response(ApiKey.METADATA, version, {"topics": [topic]}), 5)
+        told: Any = decode_response(ApiKey.METADATA, version, verdict.on_response(frame))[1]
+        assert [(each.name, each.topic_id, int(each.error_code)) for each in told.topics] == [("t", OLD, 0)]
