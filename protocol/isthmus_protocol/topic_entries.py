@@ -10,12 +10,13 @@ found could also stand inside another topic's name. It does not, and is the entr
 - else where the error code in front of it is below the least size that a longer name could have, and below 45: one
   character into another name its low byte would be that name's size, further in a character.
 
-Ids and numbers do not look like a name by chance: the shortest that is searched for by its beginning has ten bytes.
+Ids, which are random, and numbers do not look like a name of six bytes and its size by chance. Like a shorter one they
+do, and for these each entry is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -31,6 +32,8 @@ _NULL_NAME: Final = b"\x00"
 """In flexible versions."""
 _STOOD_MAX: Final = 1_000
 """Places that are remembered."""
+SEARCHED_BYTES_MIN: Final = 6
+"""Of names that are searched for. To look at each entry takes 2 us for one, on the loop."""
 
 
 class TopicEntry(NamedTuple):
@@ -64,19 +67,26 @@ class TopicEntries:
         if any(field.wire is not WireType.FIXED for field in behind):
             self._behind = locator(api_key, version, "response", (f"{behind[0].name}@",))
         self._entry = entity_locator(topics.entity, ("@", "topic_id", ("partitions", ("leader_epoch@",))))
+        self._name = entity_locator(topics.entity, ("name", "@"))
         self._stood: dict[bytes, int] = {}
         """Where the bytes of a name stood last: brokers list topics in the same order as long as these are the same."""
 
-    def named(self, frame: bytes, name: bytes) -> TopicEntry | None:
-        """The entry of the topic with this name; None if there is none."""
-        return self._entry_of(frame, encoded_string(name, self._flexible), len(name))
+    def named(self, frame: bytes, names: Iterable[bytes]) -> dict[bytes, TopicEntry]:
+        """The entries of the topics with these names, of those that there are."""
+        found, short = {}, set()
+        for name in names:
+            if len(name) < SEARCHED_BYTES_MIN:
+                short.add(name)
+            elif (entry := self._entry_of(frame, encoded_string(name, self._flexible), len(name))) is not None:
+                found[name] = entry
+        return found | self._walked(frame, short) if short else found
 
     def without_name(self, frame: bytes, topic_id: bytes) -> TopicEntry | None:
         """The entry of an id without a name, as an answer to who asked by that id has where there is no such topic."""
         return self._entry_of(frame, _NULL_NAME + topic_id, 0) if self._ids_alone else None
 
     def beginning_with(self, frame: bytes, prefix: bytes) -> list[TopicEntry]:
-        """The entries of all topics whose names begin with ``prefix``, which has ten bytes at least."""
+        """The entries of all topics whose names begin with ``prefix``, of :data:`SEARCHED_BYTES_MIN` or more."""
         end = self._end(frame)
         found = []
         at = frame.find(prefix, self._array(frame), end)
@@ -124,6 +134,16 @@ class TopicEntries:
         except IndexError:
             raise MalformedFrame("An answer ends before its topics") from None
         return max(0, count - 1), position
+
+    def _walked(self, frame: bytes, names: Set[bytes]) -> dict[bytes, TopicEntry]:
+        """As :meth:`named`, by looking at all entries."""
+        found = {}
+        count, position = self._count(frame, self._array(frame))
+        for _ in range(count):
+            name, (start, position) = self._name(frame, position, len(frame))
+            if name in names:
+                found[name] = self._at(frame, start)
+        return found
 
     def _entry_of(self, frame: bytes, known: bytes, name_size: int) -> TopicEntry | None:
         """The entry that has ``known`` behind its error code."""

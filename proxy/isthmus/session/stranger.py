@@ -236,7 +236,7 @@ class Stranger:
                 self._upstream.expect_heads()
             self._accepted()
             return
-        if self._opaque and not self._upstream.opaque:
+        if self._opaque and not self._upstream.headless:
             self._upstream.expect_messages(self._on_message)
         self._go_on()
 

@@ -135,7 +135,7 @@ class Upstream(Peer):
         return data
 
     @property
-    def opaque(self) -> bool:
+    def headless(self) -> bool:
         """Whether what comes has no heads."""
         return self._on_message is not None
 

@@ -71,7 +71,7 @@ def test_the_same_as_what_decodes(api_key: int, version: int, names: list[str], 
     assert cut(entries, frame) == without(api_key, version, frame, PREFIX.decode())
     whole = list(entries.all_of(frame))
     asked = data.draw(st.sampled_from([*names, "-", "missing"]))
-    entry = entries.named(frame, asked.encode())
+    entry = entries.named(frame, [asked.encode()]).get(asked.encode())
     if asked in names:
         assert entry is not None
         assert frame[entry.start : entry.end] == whole[names.index(asked)]
@@ -87,13 +87,25 @@ def test_a_name_inside_another_one_is_none(api_key: int, version: int, size: int
     outer = [chr(size + 1) + inner if chr(size + 1) in CHARACTERS + "+123456789xyz" else "x" + inner, "xy" + inner]
     frame = answer(api_key, version, *(topic(name) for name in outer if len(name) <= 249))
     entries = topic_entries(api_key, version)
-    assert entries.named(frame, inner.encode()) is None
+    assert not entries.named(frame, [inner.encode()])
     assert cut(entries, frame) is frame
     both = answer(api_key, version, *(topic(name) for name in (*outer, inner)))
-    entry = entries.named(both, inner.encode())
-    assert entry is not None
+    (entry,) = entries.named(both, [inner.encode()]).values()
     assert entry == entries.beginning_with(both, PREFIX)[0]
     assert both[entry.start : entry.end] == list(entries.all_of(both))[-1]
+
+
+@pytest.mark.parametrize(("api_key", "version"), LISTS)
+def test_ids_and_numbers_look_like_short_names(api_key: int, version: int) -> None:
+    """In flexible versions ``a`` is 0x0261, partition 609; in classic ones 0x000161, partition 353."""
+    other = topic("other", 0, topic_id=uuid.UUID(bytes=b"\0\0\2a\0\0\4ab-\0\0\0\0\0\0"))
+    other["partitions"] = [{"partition_index": n, "leader_id": n} for n in (353, 609, 0x2612D)]
+    entries = topic_entries(api_key, version)
+    assert entries.named(answer(api_key, version, other), [b"a", b"ab-", b"a-"]) == {}
+    frame = answer(api_key, version, other, topic("ab-"), topic("a"), topic("a-"))
+    found = {name: frame[entry.start : entry.end] for name, entry in entries.named(frame, [b"a", b"ab-"]).items()}
+    _, second, third, _ = entries.all_of(frame)
+    assert found == {b"ab-": second, b"a": third}
 
 
 @pytest.mark.parametrize("first", CHARACTERS)
@@ -110,8 +122,7 @@ def test_others_take_their_place(version: int) -> None:
     entries = topic_entries(ApiKey.METADATA, version)
     frame = answer(ApiKey.METADATA, version, *(topic(f"t-{n}") for n in range(126)))
     (new, second) = entries.all_of(answer(ApiKey.METADATA, version, topic("new", 1), topic("second", 0)))
-    entry = entries.named(frame, b"t-5")
-    assert entry is not None
+    (entry,) = entries.named(frame, [b"t-5"]).values()
     found: Any = decode_response(ApiKey.METADATA, version, entries.spliced(frame, [(entry, new)], [second]))[1]
     assert {each.name for each in found.topics} == {f"t-{n}" for n in range(126) if n != 5} | {"new", "second"}
     assert entries.spliced(frame, []) is frame
@@ -134,11 +145,11 @@ def test_the_others_cost_nothing(version: int) -> None:
     names[2_500:2_500] = ["__isthmus_control", "__isthmus_transactions"]
     frame = answer(ApiKey.METADATA, version, *(topic(name, 3) for name in names))
     entries = TopicEntries(ApiKey.METADATA, version)
+    asked = [name.encode() for name in names[:5_000:100]]
     taken = []
     for _ in range(5):
         start = time.thread_time()
         cut(entries, frame)
-        for n in range(0, 5_000, 100):
-            assert entries.named(frame, names[n].encode()) is not None
+        assert len(entries.named(frame, asked)) == 50
         taken.append(time.thread_time() - start)
     assert min(taken) < 0.01

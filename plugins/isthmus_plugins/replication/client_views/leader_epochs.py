@@ -63,11 +63,11 @@ class LeaderEpochs(Part):
         return Replace(request.frame, partial(self._shifted, request.api_key, request.version))
 
     def _shifted(self, api_key: int, version: int, frame: bytes) -> bytes:
-        entries = topic_entries(api_key, version)
+        entries = topic_entries(api_key, version).named(frame, map(str.encode, self._shifts))
         shifted: bytearray | None = None
-        for name, shift in self._shifts.items():
-            entry = entries.named(frame, name.encode())
-            if entry is None or (entry.topic_id is not None and entry.topic_id != uuid.UUID(shift.topic_id).bytes):
+        for name, entry in entries.items():
+            shift = self._shifts[name.decode()]
+            if entry.topic_id is not None and entry.topic_id != uuid.UUID(shift.topic_id).bytes:
                 continue
             for start, _ in filter(None, entry.leader_epochs):
                 (epoch,) = _EPOCH.unpack_from(frame, start)

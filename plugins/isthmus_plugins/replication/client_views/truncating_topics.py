@@ -241,10 +241,11 @@ class TruncatingTopics(Part):
         entries = topic_entries(api_key, version)
         brokers = peeks.brokers(version, frame) if api_key == ApiKey.METADATA else []
         shown = self._shown(api_key, version, tuple(brokers))
+        there = entries.named(frame, map(str.encode, wanted))
         changed = []
         added = []
         for name in sorted(wanted):
-            entry, instead = entries.named(frame, name.encode()), shown.get(name, b"")
+            entry, instead = there.get(name.encode()), shown.get(name, b"")
             if entry is not None:
                 changed.append((entry, instead))
             elif instead:
