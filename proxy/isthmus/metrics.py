@@ -63,6 +63,8 @@ class MetricsSource:
     plugin_failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By plugin and what became of the request, how often a hook of a namespace failed."""
     unsigned: Callable[[], Unsigned] | None = None
+    admin_refused: Mapping[str, int] = field(default_factory=dict)
+    """Requests of the admin listener that came to no route, by their errors' code."""
 
 
 class ProxyCollector(Collector):
@@ -86,6 +88,9 @@ class ProxyCollector(Collector):
             yield _unconfirmed(source.ack_gates())
             yield _failures(source.plugin_failures)
         yield _throttled(source.throttled_s)
+        refused = {(code,): count for code, count in source.admin_refused.items()}
+        text = "Requests to the admin listener that were refused before anything was looked at, by code"
+        yield _counter("isthmus_admin_requests_refused", text, ("code",), refused)
         if source.data is not None:
             yield from _data(source.data)
         if source.control_state is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.admin import MemoryLinks, MemoryLog, make_services
+from support.admin import MemoryLinks, MemoryLog, access, make_services
 
 from isthmus.admin import AdminServer, AdminServices, control, create_app
 from isthmus.admin.operations import KEPT_MAX, Operations
@@ -624,7 +624,7 @@ def _services() -> AdminServices:
 def test_the_listener_serves_on_a_free_port_and_leaves_signals_alone() -> None:
     async def run() -> None:
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        server = AdminServer(_services(), "127.0.0.1", 0)
+        server = AdminServer(_services(), "127.0.0.1", 0, access())
         await server.start()
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
@@ -645,7 +645,7 @@ def test_stopping_ends_operations_and_those_who_wait_for_them() -> None:
         services = _services()
         assert isinstance(services.links, MemoryLinks)
         services.links.proceed.clear()
-        server = AdminServer(services, "127.0.0.1", 0)
+        server = AdminServer(services, "127.0.0.1", 0, access())
         await server.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
             path = (await client.post("/v1/links/a-to-b/verify")).headers["location"]
@@ -659,7 +659,7 @@ def test_stopping_ends_operations_and_those_who_wait_for_them() -> None:
 
 def test_those_who_connect_and_ask_nothing_are_so_many_at_most() -> None:
     async def run() -> None:
-        server = AdminServer(_services(), "127.0.0.1", 0)
+        server = AdminServer(_services(), "127.0.0.1", 0, access())
         await server.start()
         idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS_MAX)]
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -678,7 +678,7 @@ def test_those_who_connect_and_ask_nothing_are_so_many_at_most() -> None:
 def test_an_address_in_use_is_an_error_of_the_start() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            server = AdminServer(_services(), "127.0.0.1", taken.getsockname()[1])
+            server = AdminServer(_services(), "127.0.0.1", taken.getsockname()[1], access())
             with pytest.raises(OSError, match="in use"):
                 await server.start()
             await server.stop()
