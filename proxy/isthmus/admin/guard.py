@@ -8,6 +8,7 @@ whose own name was made to lead here (DNS rebinding) shows in Host.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from isthmus.admin import problems
 from isthmus.admin.access import Access, Identity, Peer, Role, Unauthenticated
+from isthmus_control.codec import MalformedValue, parse
 from isthmus_plugins.clock import monotonic
 
 log = logging.getLogger("isthmus.admin")
@@ -123,9 +125,17 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
         raise Refused(408, "REQUEST_TIMEOUT", late) from None
     if size > BODY_BYTES_MAX:
         raise Refused(413, "TOO_LARGE", f"a request has a body of {BODY_BYTES_MAX} bytes at most")
+    if not body:
+        return b""
     media = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if body and media != b"application/json":
+    if media != b"application/json":
         raise Refused(422, "INVALID_REQUEST", "a body is JSON: Content-Type: application/json")
+    try:
+        # What JSON cannot hold must not get into the control log, nor into answers; 1e999 is infinite, too.
+        json.dumps(parse(body), allow_nan=False)
+    except (MalformedValue, ValueError):
+        odd = "the body is not JSON (in UTF-8, each key once, numbers and characters that there are)"
+        raise Refused(422, "INVALID_REQUEST", odd) from None
     return bytes(body)
 
 

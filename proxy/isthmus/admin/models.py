@@ -23,7 +23,7 @@ def _is_confirm(text: str | None) -> str | None:
     return None if text is None else str(Confirm.parse(text))
 
 
-ConfirmText = Annotated[str | None, AfterValidator(_is_confirm), Field(max_length=2_000)]
+ConfirmText = Annotated[Annotated[str, Field(max_length=2_000)] | None, AfterValidator(_is_confirm)]
 DegradeAfter = Annotated[int | None, Field(ge=0)]
 
 

@@ -14,7 +14,7 @@ from isthmus.admin import problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.models import EnabledPluginView, PluginRequest, PluginsView
 from isthmus.admin.services import AdminServices, ControlLogPort
-from isthmus_control.codec import canonical
+from isthmus_control.codec import canonical_json
 from isthmus_control.commands import ConfigurePlugin, DisablePlugin, EnablePlugin
 from isthmus_control.model import EnabledPlugin, ResourceType
 from isthmus_plugins.links import OperationError
@@ -78,7 +78,7 @@ def _checked(
 ) -> tuple[str, int]:
     """Settings as the control log has them, and their version. Raises OperationError where this proxy refuses them."""
     host = _host(services)
-    text, version = canonical(settings).decode(), host.schema_version(plugin)
+    text, version = canonical_json(settings).decode(), host.schema_version(plugin)
     refused = host.check(type, prefix, plugin, text, version)
     if refused is not None:
         raise OperationError("INVALID", f"plugin {plugin!r} cannot be enabled: {refused}", 422)

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from isthmus.admin.access import Access, Peer
 from isthmus.admin.app import create_app
+from isthmus.admin.audit import Audit
 from isthmus.admin.guard import Guard
 from isthmus.admin.operations import Operations
 from isthmus.admin.services import AdminServices
@@ -55,7 +56,8 @@ class AdminServer:
         self.port = port
         """The port in use, once started: another one if it was 0."""
         self._operations = Operations(services.supervision)
-        self.guard = Guard(create_app(services, self._operations), access)
+        self._audit = Audit(create_app(services, self._operations), services, self._operations)
+        self.guard = Guard(self._audit, access)
         self._supervision = services.supervision
         self._tls = tls
         self._unix_socket = unix_socket
@@ -94,6 +96,7 @@ class AdminServer:
         if self._server is not None and self._serving is not None:
             self._server.down.set()
             await asyncio.wait([self._serving])
+        await self._audit.close()
         await self._tasks.close()
 
 
