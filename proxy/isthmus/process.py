@@ -26,6 +26,7 @@ from isthmus.admin.server import AdminServer
 from isthmus.admin.services import AdminServices
 from isthmus.admin.unix_socket import UnixSocket
 from isthmus.anchor_places import places_of
+from isthmus.audit_topic import AuditTopic
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig
 from isthmus.config_tls import admin_listener_tls, client_listener_tls, link_dial_tls, link_listener_tls, session_tls
@@ -126,6 +127,8 @@ class Process:
         data = config.data
         self._data = None if data.directory is None else DataDirectory(data.directory, data.warn_bytes)
         self._source = metrics.MetricsSource(self._supervision, plugin_metrics=self._plugin_metrics)
+        self._audit = AuditTopic(self._supervision)
+        self._source.audit = self._audit
         self._services = AdminServices(
             name=config.proxy.name or "",
             describe=self.describe,
@@ -134,6 +137,7 @@ class Process:
             supervision=self._supervision,
             version=VERSION,
             data_directory=config.data.directory,
+            audit=self._audit,
         )
         self._admin_access, self._admin = self._admin_listener()
         self._source.admin_refused = self._admin.guard.refused
@@ -265,6 +269,7 @@ class Process:
         await self._claim()
         front.on_change = self._brokers_changed
         await front.serve()
+        self._audit.start(client, context.hide_topic)
         self._services.control = control_log
         self._services.export = control_log.export
         self._services.gateway = gateway
@@ -409,6 +414,7 @@ class Process:
                 await _awaited(self._call(plugin, "isthmus_stop"))
             except Exception as error:
                 log.exception("plugin not stopped", extra={"error": repr(error)})
+        await self._audit.stop()
         if self._control_log is not None:
             # A write that the broker has not answered may still land: the others wait for the lease to run out then.
             await self._control_log.close(release=drained)
@@ -451,6 +457,8 @@ class Process:
         front, context = self._front, self._context
         lease = self._lease()
         warnings = list(self._admin_access.warnings())
+        if self._audit.trouble is not None:
+            warnings.append(f"{self._audit.waiting} audit lines are in the log alone so far: {self._audit.trouble}")
         control_log = self._control_log if self._ready else None  # before, it may not be started: it has no state
         if self.config.cluster.control_key is None and control_log is not None and control_log.state.links:
             warnings.append(

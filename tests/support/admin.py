@@ -17,6 +17,7 @@ from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDesc
 from isthmus.admin.access import Access
 from isthmus.admin.models import LeaseStatus
 from isthmus.admin.unix_socket import UnixSocket
+from isthmus.audit_topic import AuditTopic
 from isthmus.config import AdminListenerSection
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Gateway, Limits
@@ -453,6 +454,7 @@ def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServ
         registry=metrics.make_registry(source),
         supervision=gateway.supervision,
         version="1.2.3",
+        audit=AuditTopic(gateway.supervision),
         control=log,
         gateway=gateway,
         links=links,

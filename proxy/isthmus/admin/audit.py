@@ -149,7 +149,10 @@ class Audit:
     def _write(self, entry: Entry, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
         was, now = different(before, after)
         entry = replace(entry, before=bounded(shown(was)), after=bounded(shown(now)))
-        log.info("change", extra={name: each for name, each in asdict(entry).items() if each is not None})
+        line = {name: each for name, each in asdict(entry).items() if each is not None}
+        log.info("change", extra=line)
+        if self._services.audit is not None:
+            self._services.audit.put(line)
 
 
 class _Answer:

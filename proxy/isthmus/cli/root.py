@@ -27,6 +27,7 @@ OWN: Final = {
     "salvage": "isthmus.cli.salvage",
     "control": "isthmus.cli.control",
     "config": "isthmus.cli.config",
+    "audit": "isthmus.cli.audit",
 }
 """Modules with an ``app``."""
 ORDER: Final = (
@@ -43,6 +44,7 @@ ORDER: Final = (
         "verify",
         "salvage",
         "control",
+        "audit",
         "config",
         "spark",
         "bench",

@@ -145,6 +145,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "POST /v1/topics/{name}/truncate",
             "POST /v1/topics/{name}/give-up",
             "POST /v1/control/export",
+            "GET /v1/audit",
             "GET /v1/status",
             "GET /v1/proxies",
             "GET /v1/control",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from support.admin import MemoryLinks, MemoryLog, access, make_services
+from support.admin import MemoryLinks, MemoryLog, RunningAdmin, access, make_services
+from typer.testing import CliRunner
 
 from isthmus.admin import AdminServer
 from isthmus.admin.audit import ASKED_CHARS_MAX, HIDDEN, different, shown
+from isthmus.cli import app
 from isthmus.logs import fields_of
 from isthmus_control.commands import AttachNamespace, CreateLink, SetFollowerTopic
 from isthmus_control.model import Reason, ResourceType, Role, TopicState
@@ -225,3 +228,44 @@ def test_secrets_are_hidden_at_any_depth() -> None:
         "Password": HIDDEN,
         "sasl.credentials": HIDDEN,
     }
+
+
+def test_the_lines_are_read_back(tmp_path: Path) -> None:
+    async def test(audited: Audited) -> None:
+        await audited.client.post("/v1/namespaces?wait=false", json={"prefix": "a-", "reserved": True})
+        await audited.client.delete("/v1/namespaces/topic?prefix=b-")
+        made, refused = (await audited.client.get("/v1/audit")).json()["items"]
+        assert (made["who"], made["outcome"], made["after"]["reserved"], made["before"]) == (
+            "alice",
+            "done",
+            True,
+            None,
+        )
+        assert (refused["outcome"], refused["code"]) == ("refused", "NOT_FOUND")
+        assert (await audited.client.get("/v1/audit?limit=1")).json()["items"] == [refused]
+        assert (await audited.client.get("/v1/audit?limit=0")).status_code == 422
+        audit = audited.admin.guard._app._services.audit  # type: ignore[attr-defined]
+        audit.put({"no": "line of ours"})
+        audit.put({**{name: value for name, value in made.items() if value is not None}, "change": "x", "more": 1})
+        assert [each["change"] for each in (await audited.client.get("/v1/audit")).json()["items"]][2:] == ["x"]
+
+    with_audit(tmp_path, test)
+
+
+def test_the_command_shows_them() -> None:
+    with RunningAdmin() as running:
+
+        def run(*arguments: str) -> str:
+            result = CliRunner().invoke(app, [*arguments, "--url", running.url], env={"COLUMNS": "250"})
+            assert result.exit_code == 0, result.output
+            return result.stdout
+
+        run("namespace", "create", "orders-", "--no-wait")
+        run("namespace", "alter", "orders-", "--consistency", "strict", "--no-wait")
+        run("namespace", "delete", "orders-")
+        head, made, altered, gone = run("audit").splitlines()
+        assert head.split() == ["AT", "PROXY", "WHO", "FROM", "ACTION", "OUTCOME", "CHANGED"]
+        assert re.search(r"Z  proxy-1  loopback  127.0.0.1  POST /v1/namespaces +done +made$", made)
+        assert altered.endswith("consistency: available -> strict")
+        assert gone.endswith("gone")
+        assert len(json.loads(run("audit", "--limit", "2", "-o", "json"))) == 2
