@@ -28,6 +28,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY_BYTES_MAX: Final = 1024 * 1024
+DEPTH_MAX: Final = 32
+"""How deep JSON may be nested."""
 BODY_TIMEOUT_S: Final = 10.0
 """How long a request's body may take to arrive."""
 READING: Final = frozenset({"GET", "HEAD"})
@@ -132,11 +134,25 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
         raise Refused(422, "INVALID_REQUEST", "a body is JSON: Content-Type: application/json")
     try:
         # What JSON cannot hold must not get into the control log, nor into answers; 1e999 is infinite, too.
-        json.dumps(parse(body), allow_nan=False)
-    except (MalformedValue, ValueError):
+        value = parse(body)
+        json.dumps(value, allow_nan=False)
+    except (MalformedValue, ValueError, RecursionError):
         odd = "the body is not JSON (in UTF-8, each key once, numbers and characters that there are)"
         raise Refused(422, "INVALID_REQUEST", odd) from None
+    if _is_deep(value):
+        raise Refused(422, "INVALID_REQUEST", f"the body is nested more than {DEPTH_MAX} deep")
     return bytes(body)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether JSON is nested deeper than whatever takes it apart by recursion should be given."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        inside = [each for each in level if isinstance(each, dict | list)]
+        if not inside:
+            return False
+        level = [one for each in inside for one in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -36,9 +36,9 @@ def _lines(changes: list[dict[str, Any]]) -> Iterator[str]:
             (
                 datetime.fromtimestamp(each["at_ms"] / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
                 each["proxy"],
-                each["who"],
-                each["peer"],
-                each["action"],
+                _plain(each["who"]),
+                _plain(each["peer"]),
+                _plain(each["action"]),
                 f"{each['outcome']}: {each['code']}" if each["code"] else each["outcome"],
                 _changed(each),
             )
@@ -55,5 +55,10 @@ def _changed(change: dict[str, Any]) -> str:
     return " ".join(f"{name}: {_text(before.get(name))} -> {_text(after[name])}" for name in after) or "-"
 
 
+def _plain(text: str) -> str:
+    """Without what a terminal takes for more than text: paths are whatever somebody asked for."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -25,6 +25,7 @@ from isthmus.admin.server import CONNECTIONS_MAX
 from isthmus.admin.tokens import tokens_in
 from isthmus.admin.unix_socket import UnixSocket
 from isthmus.config import AdminListenerSection, parse_config
+from isthmus.config_check import check
 from isthmus.config_tls import admin_listener_tls
 from isthmus.errors import ConfigurationError
 
@@ -391,3 +392,18 @@ def test_tokens_over_the_network_without_tls_are_warned_of(tmp_path: Path) -> No
         AdminListenerSection.model_validate({"bind": "10.0.0.1:28080", "operator_token_file": operators})
     ).warnings()
     assert "admin_listener.tls_certfile" in warning
+
+
+def test_a_check_of_the_configuration_reads_tokens_and_certificates(tmp_path: Path) -> None:
+    cluster = '[cluster]\nbootstrap_servers = "127.0.0.1:1"\n[client_listener]\nbind = "127.0.0.1:0"\n'
+    tokens(tmp_path, "short", "hunter2")
+
+    def problems(lines: str) -> list[str]:
+        config = parse_config(f"{cluster}[admin_listener]\n{lines}", tmp_path)
+        found = asyncio.run(check(config))
+        assert "hunter2" not in str(found)
+        return [each.key for each in found]
+
+    assert problems('viewer_token_file = "none"') == ["admin_listener.viewer_token_file"]
+    assert problems('operator_token_file = "short"') == ["admin_listener.operator_token_file"]
+    assert problems('tls_certfile = "none"') == ["admin_listener.tls_certfile"]

@@ -21,6 +21,7 @@ from support.plugins import Two, on_two
 
 from isthmus.admin import create_app
 from isthmus.admin.access import Peer
+from isthmus.admin.audit import Audit
 from isthmus.admin.guard import Guard
 from isthmus.admin.operations import Operations
 from isthmus_control.commands import Body, CreateNamespace
@@ -67,6 +68,8 @@ ODD_BODIES: Final = (
     b'{"settings": {"sampling": 1e999}}',
     b'{"prefix": "a", "prefix": "b"}',
     b'{"prefix": ' + b"9" * 10_000 + b"}",
+    b'{"settings": ' + b'{"a":' * 450 + b"1" + b"}" * 451,
+    b'{"settings": {"a": ' + b"[" * 300 + b"]" * 300 + b"}}",
     b'"\xff\xfe"',
     b"\x00\x01",
 )
@@ -195,7 +198,8 @@ def ask_all(asked: list[Asked]) -> list[httpx.Response]:
         for prefix in ("orders-", "app-"):
             two.controls["A"].apply(CreateNamespace(ResourceType.TOPIC, prefix))
         operations = Operations(services.supervision)
-        guarded = Guard(create_app(services, operations), access())
+        audit = Audit(create_app(services, operations), services, operations)
+        guarded = Guard(audit, access())
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"] = {"peer": Peer("127.0.0.1")}
@@ -209,6 +213,7 @@ def ask_all(asked: list[Asked]) -> list[httpx.Response]:
                     await client.request(each.method, each.path, content=each.body, headers=headers, timeout=600)
                 )
         await operations.close()
+        await audit.close()
         await services.plugins.stop()
 
     on_two(work, timeout_s=36_000)

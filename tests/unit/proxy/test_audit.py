@@ -269,3 +269,6 @@ def test_the_command_shows_them() -> None:
         assert altered.endswith("consistency: available -> strict")
         assert gone.endswith("gone")
         assert len(json.loads(run("audit", "--limit", "2", "-o", "json"))) == 2
+        odd = {"change": "1", "at_ms": 0, "proxy": "p", "who": "w", "peer": "x", "outcome": "done"}
+        running.call(running.services.audit.put, odd | {"action": "POST /v1/\x1b[2J\n"})
+        assert run("audit").splitlines()[-1].split()[4:6] == ["POST", "/v1/?[2J?"]
