@@ -20,11 +20,12 @@ from uvicorn.server import ServerState
 from isthmus.admin.access import Access, Peer
 from isthmus.admin.app import create_app
 from isthmus.admin.audit import Audit
-from isthmus.admin.guard import Guard
+from isthmus.admin.guard import SAID_EVERY_S, Guard
 from isthmus.admin.operations import Operations
 from isthmus.admin.services import AdminServices
 from isthmus.admin.unix_socket import UnixAcceptor, UnixSocket
 from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
 
 log = logging.getLogger("isthmus.admin")
@@ -100,6 +101,23 @@ class AdminServer:
         await self._tasks.close()
 
 
+class Seldom(logging.Filter):
+    """Lets warnings pass once in a while: uvicorn has one for each request that is none, and strangers send those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = -SAID_EVERY_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        now = monotonic()
+        if now - self._said < SAID_EVERY_S:
+            return False
+        self._said = now
+        return True
+
+
 class _Connection(H11Protocol):
     """Says to the application who it is with, and ends where nobody asks anything."""
 
@@ -161,6 +179,8 @@ class _Server(uvicorn.Server):
         supervision: Supervision,
     ) -> None:
         super().__init__(config)
+        self._http_log = logging.getLogger("isthmus.admin.http")
+        self._http_log.filters[:] = [Seldom()]
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self.servers = []
@@ -205,6 +225,7 @@ class _Server(uvicorn.Server):
     def _connection(self, door: _Door) -> asyncio.BaseProtocol:
         protocol = _Connection(self.config, self.server_state, self.lifespan.state)
         protocol.door = door
+        protocol.logger = self._http_log
         return protocol
 
     @contextlib.contextmanager

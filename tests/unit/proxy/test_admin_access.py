@@ -322,6 +322,24 @@ def test_who_connects_and_asks_nothing_is_gone_after_a_while(sent: bytes, monkey
     run(test)
 
 
+def test_what_is_no_http_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with listening() as listener:
+            for sent in (
+                b"\x16\x03\x01\x02\x00\x01",
+                b"\x00\x00\x00\x20\x00\x12",
+                b"GET\r\n\r\n",
+                b"x" * 100 + b"\r\n\r\n",
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", listener.admin.port)
+                writer.write(sent + b"\r\n\r\n")
+                assert b" 400 " in await reader.read()
+                writer.close()
+
+    run(test)
+    assert [record.getMessage() for record in caplog.records] == ["Invalid HTTP request received."]
+
+
 # --- certificates
 
 
