@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from urllib.parse import parse_qsl
 from isthmus.admin.access import Identity, Peer
 from isthmus.admin.audit_subjects import Subject, subject_of
 from isthmus.admin.guard import READING, App, Message, Receive, Scope, Send
+from isthmus.admin.hiding import shown
 from isthmus.admin.operations import Operation, Operations
 from isthmus.admin.services import AdminServices
 from isthmus_plugins.links import OperationError
@@ -34,8 +34,6 @@ ASKED_CHARS_MAX: Final = 4_000
 """Of what was asked, and of each of before and after, as JSON."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
 """So much of an answer is looked at for its code."""
-HIDDEN: Final = "(hidden)"
-_SECRET: Final = re.compile(r"token|secret|passw|salt|credential|private|jaas", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +201,6 @@ def different(
         return (None, None) if before == after else (before, after)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {name: before.get(name) for name in names}, {name: after.get(name) for name in names}
-
-
-def shown(value: Any) -> Any:
-    """Without what is secret in it, by the names of fields."""
-    if isinstance(value, Mapping):
-        return {
-            str(name): HIDDEN if _SECRET.search(str(name)) and each is not None else shown(each)
-            for name, each in value.items()
-        }
-    return [shown(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def bounded(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from isthmus.admin import problems
 from isthmus.admin.access import Access, Identity, Peer, Role, Unauthenticated
+from isthmus.admin.hiding import hides
 from isthmus_control.codec import MalformedValue, parse
 from isthmus_plugins.clock import monotonic
 
@@ -74,6 +75,8 @@ class Guard:
                 answer.headers["www-authenticate"] = "Bearer"
             await answer(scope, receive, send)
             return
+        identity: Identity | None = scope["state"]["identity"]
+        hides.set(identity is not None and identity.role is Role.VIEWER)
         await self._app(scope, _again(body, receive), send)
 
     def _admit(self, scope: Scope, peer: Peer) -> Identity | None:

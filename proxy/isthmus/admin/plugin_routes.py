@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 
 from isthmus.admin import problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
+from isthmus.admin.hiding import settings_for_who_asks
 from isthmus.admin.models import EnabledPluginView, PluginRequest, PluginsView
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.codec import canonical_json
@@ -34,7 +35,10 @@ def install(app: FastAPI, services: AdminServices) -> None:
     @app.get("/v1/plugins", tags=["plugins"], summary="List plugins: what namespaces can have, and have")
     async def list_plugins() -> PluginsView:
         host = _host(services)
-        return PluginsView(offered=host.offers(), enabled=host.statuses())
+        enabled = [
+            each.model_copy(update={"settings": settings_for_who_asks(each.settings)}) for each in host.statuses()
+        ]
+        return PluginsView(offered=host.offers(), enabled=enabled)
 
     @app.post(path, tags=["plugins"], summary="Enable a plugin", status_code=201, responses=accepted)
     async def enable_plugin(

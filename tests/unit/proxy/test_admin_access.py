@@ -28,6 +28,8 @@ from isthmus.config import AdminListenerSection, parse_config
 from isthmus.config_check import check
 from isthmus.config_tls import admin_listener_tls
 from isthmus.errors import ConfigurationError
+from isthmus_control.commands import CreateNamespace, EnablePlugin
+from isthmus_control.model import ResourceType
 
 ALICE, BOB, OTHER = "a" * 64, "b" * 64, "c" * 64
 NAMESPACE = {"type": "topic", "prefix": "orders-"}
@@ -101,6 +103,24 @@ def test_a_token_says_who_may_read_and_who_may_do_everything(tmp_path: Path) -> 
             made = await listener.client.post("/v1/namespaces", json=NAMESPACE, headers=bearer(ALICE))
             assert made.status_code == 201
             assert listener.admin.guard.refused["UNAUTHENTICATED"] > 0
+
+    run(test)
+
+
+def test_secrets_in_plugins_settings_are_for_operators(tmp_path: Path) -> None:
+    async def test() -> None:
+        operators, viewers = tokens(tmp_path, "operators", ALICE), tokens(tmp_path, "viewers", BOB)
+        async with listening(operator_token_file=operators, viewer_token_file=viewers) as listener:
+            listener.log.apply(CreateNamespace(ResourceType.TOPIC, "o-"))
+            settings = json.dumps({"sampling": 1.0, "salt": "pepper"})
+            listener.log.apply(EnablePlugin(ResourceType.TOPIC, "o-", "capture", settings, 1))
+            for path in ("/v1/namespaces", "/v1/namespaces/topic?prefix=o-", "/v1/status"):
+                told = (await listener.client.get(path, headers=bearer(ALICE))).text
+                assert "pepper" in told
+                hidden = (await listener.client.get(path, headers=bearer(BOB))).text
+                assert "pepper" not in hidden
+                assert '"salt":"(hidden)"' in hidden
+                assert '"sampling":1.0' in hidden
 
     run(test)
 

@@ -17,7 +17,8 @@ from support.admin import MemoryLinks, MemoryLog, RunningAdmin, access, make_ser
 from typer.testing import CliRunner
 
 from isthmus.admin import AdminServer
-from isthmus.admin.audit import ASKED_CHARS_MAX, HIDDEN, different, shown
+from isthmus.admin.audit import ASKED_CHARS_MAX, different
+from isthmus.admin.hiding import HIDDEN, shown
 from isthmus.cli import app
 from isthmus.logs import fields_of
 from isthmus_control.commands import AttachNamespace, CreateLink, SetFollowerTopic
