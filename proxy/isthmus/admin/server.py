@@ -31,8 +31,10 @@ from isthmus_plugins.tasks import Supervision, Tasks
 log = logging.getLogger("isthmus.admin")
 
 CONNECTIONS_MAX: Final = 64
-"""More are closed at once: operators and scrapers may have the last file descriptors, and not all of them. As many over
-TCP, and as many over the unix socket: strangers keep nobody out of that."""
+"""Over TCP, and as many over the unix socket: operators and scrapers may have the last file descriptors, and not all of
+them. Who comes when there are so many has the place of one who asks nothing, if there is one."""
+ROOM_AFTER_S: Final = 1.0
+"""Who is here for less has a request on its way, and need not make room."""
 HEAD_TIMEOUT_S: Final = 10.0
 """How long a connection may be without a request that has arrived as far as its body."""
 STOP_TIMEOUT_S: Final = 3
@@ -123,11 +125,15 @@ class _Connection(H11Protocol):
 
     door: _Door
     """By which it came."""
+    made_at = 0.0
+    """Monotonic seconds."""
+    turned_out = False
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {"peer": Peer.of(transport)}
+        self.made_at = monotonic()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -138,9 +144,19 @@ class _Connection(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def turn_out(self) -> None:
+        """End it at once."""
+        self.turned_out = True
+        self.transport.abort()
+
     def _wait(self) -> None:
         """Give the next request some time, which does not begin anew with each byte of it."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self.is_idle:
             self._stop_waiting()
         elif self._waiting is None:
             self._waiting = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
@@ -159,8 +175,18 @@ class _Door:
         self.arriving: set[asyncio.BaseProtocol] = set()
 
     def admits(self, descriptor: int, peer: str) -> bool:
-        made = sum(1 for each in self._state.connections if isinstance(each, _Connection) and each.door is self)
-        if made + len(self.arriving) < CONNECTIONS_MAX:
+        made = [
+            each
+            for each in self._state.connections
+            if isinstance(each, _Connection) and each.door is self and not each.turned_out
+        ]
+        if len(made) + len(self.arriving) < CONNECTIONS_MAX:
+            return True
+        before = monotonic() - ROOM_AFTER_S
+        idle = [each for each in made if each.is_idle and each.made_at <= before]
+        if idle:
+            # Of those who have asked nothing yet the one that has been here longest, else of the others.
+            min(idle, key=lambda each: (each.cycle is not None, each.made_at)).turn_out()
             return True
         log.warning("admin connection refused", extra={"peer": peer, "connections": CONNECTIONS_MAX})
         return False
