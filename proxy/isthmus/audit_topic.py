@@ -14,15 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from isthmus.control_topic import PLAIN_BATCH, REPLICATION_FACTOR
-from isthmus.errors import KafkaError, PeerFault
+from isthmus.errors import PeerFault
 from isthmus.kafka.client import EARLIEST, LATEST, ClusterClient, NewTopic, TopicPartition
 from isthmus_control.model import AUDIT_TOPIC as TOPIC
 from isthmus_plugins.tasks import Supervision, Tasks
-from isthmus_protocol.error_codes import (
-    INVALID_REPLICATION_FACTOR,
-    TOPIC_ALREADY_EXISTS,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
+from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR, TOPIC_ALREADY_EXISTS
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import BatchError, verify_crc, walk
 
@@ -37,6 +33,8 @@ BATCH_BYTES_MAX: Final = 256 * 1024
 RETENTION_MS: Final = 365 * 24 * 3600 * 1000
 """Of a topic that is made; operators may set another."""
 REQUEST_TIMEOUT_S: Final = 10.0
+LISTED_S: Final = 0.1
+"""How often a topic that was made is looked for, until brokers list it."""
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 2.0
@@ -155,7 +153,8 @@ class AuditTopic:
             if not make:
                 return False
             await self._create(REPLICATION_FACTOR)
-            raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, "it was made, and is not listed yet")
+            while TOPIC not in (found := await self._client.refresh([TOPIC])):  # noqa: ASYNC110
+                await asyncio.sleep(LISTED_S)  # who calls does not wait for ever
         topic_id = found[TOPIC].topic_id
         if topic_id is not None:
             self._found(topic_id.bytes)
