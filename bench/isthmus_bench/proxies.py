@@ -27,6 +27,10 @@ HOST: Final = "127.0.0.1"
 BROKER_IDS_MAX: Final = 9
 """In front of a whole cluster, a proxy's ports for the brokers follow its first one by their ids."""
 
+EARLIER_VERSION: Final = "ISTHMUS_EARLIER_VERSION"
+"""In a proxy's environment: it runs one, which does not know :data:`LATER_SETTINGS`."""
+LATER_SETTINGS: Final = frozenset({("admin_listener", "loopback_without_authentication")})
+
 
 class ProxyFailed(Exception):
     """A proxy did not start; the message has the end of its log."""
@@ -70,7 +74,7 @@ class ProxyProcess:
             "cluster": {"bootstrap_servers": bootstrap_servers},
             "client_listener": {"bind": self.bootstrap},
             "link_listener": {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address},
-            "admin_listener": {"bind": f"{HOST}:{admin}"},
+            "admin_listener": {"bind": f"{HOST}:{admin}", "loopback_without_authentication": True},
             "data": {"directory": str(self.directory / f"{name}-data")},
         }
         if broker_id is not None:
@@ -79,7 +83,7 @@ class ProxyProcess:
             tables.setdefault(table, {}).update(settings)
         self.config_path = self.directory / f"{name}.toml"
         self.log_path = self.directory / f"{name}.log"
-        self.config_path.write_text(_toml(tables))
+        self._tables = tables
         self.environment = dict(environment or {})
         self.options: tuple[str, ...] = ()
         """More arguments of the command, from the next start on."""
@@ -115,6 +119,7 @@ class ProxyProcess:
     def spawn(self) -> None:
         """Start the process and return at once. It ends with the calling *thread*, unless in the background."""
         log: IO[bytes]
+        self.config_path.write_text(_toml(self._known_tables()))
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "isthmus", "proxy", "--config", str(self.config_path), *self.options],
@@ -124,6 +129,15 @@ class ProxyProcess:
                 env={**os.environ, **self.environment},
                 preexec_fn=self._prepare,
             )
+
+    def _known_tables(self) -> dict[str, dict[str, Any]]:
+        """The configuration, as far as the version knows it that runs."""
+        if EARLIER_VERSION not in self.environment:
+            return self._tables
+        return {
+            table: {name: value for name, value in settings.items() if (table, name) not in LATER_SETTINGS}
+            for table, settings in self._tables.items()
+        }
 
     def _prepare(self) -> None:
         if self._descriptors is not None:

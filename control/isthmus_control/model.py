@@ -29,6 +29,7 @@ INTERNAL_PREFIX = "__isthmus_"
 """Topics and consumer groups of the proxies themselves. No client writes them, no namespace holds them."""
 CONTROL_TOPIC = INTERNAL_PREFIX + "control"
 TRANSACTIONS_TOPIC = INTERNAL_PREFIX + "transactions"
+AUDIT_TOPIC = INTERNAL_PREFIX + "audit"
 
 KAFKA_INTERNAL_TOPICS = frozenset(
     ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata", "__remote_log_metadata")

@@ -147,7 +147,7 @@ class Acceptor(Generic[P]):
             except OSError as error:
                 self._wait(error)
                 return
-            self._arrived(sock, f"{address[0]}:{address[1]}")
+            self._arrived(sock, f"{address[0]}:{address[1]}" if address else "unix")
         if self._failing:
             self._failing = False
             self._supervision.well(self)
@@ -155,7 +155,7 @@ class Acceptor(Generic[P]):
     def _wait(self, error: OSError) -> None:
         """There are no descriptors left, or no memory."""
         loop = asyncio.get_running_loop()
-        where = f"{self.host}:{self.port}"
+        where = f"{self.host}:{self.port}" if self.port else self.host
         if not self._failing:
             log.error("no connections accepted", extra={"address": where, "error": repr(error)})
         self._failing = True

@@ -15,6 +15,7 @@
     advertised = "proxy-1.example.org:19192"
     [admin_listener]
     bind = "127.0.0.1:28080"
+    unix_socket = "/run/isthmus/admin.sock"      # who may open it may do everything
     [data]
     directory = "/var/lib/isthmus"
 
@@ -29,6 +30,7 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
@@ -58,6 +60,8 @@ from isthmus.kafka.security import SecuritySpec
 from isthmus_control.sealing import KEY_BYTES, Secret
 
 SECRET_BYTES_MAX: Final = 64 * 1024
+UNIX_SOCKET_BYTES_MAX: Final = 107
+"""Of the path of a unix socket; the kernel's limit."""
 PLUGIN_ENTRY_POINTS: Final = "isthmus.plugins"
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 _ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -357,7 +361,25 @@ class LinkListenerSection(Section):
 
 class AdminListenerSection(Section):
     bind: Bind = Address("127.0.0.1", 28080)
-    """REST, metrics, health. It has no authentication of its own: keep it on a loopback or a private address."""
+    """REST, metrics, health. Without one of the keys below, it answers nobody anything but ``/health``."""
+    hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """More names by which it is reached. Its addresses, ``localhost`` and the advertised hosts are known."""
+    unix_socket: FilePath | None = None
+    """A socket beside ``bind``; who may open it is an operator."""
+    unix_socket_mode: Literal["0600", "0660"] = "0600"
+    operator_token_file: FilePath | None = None
+    """Who shows a token of it may do everything; read again whenever it changes, as the next one."""
+    viewer_token_file: FilePath | None = None
+    """Who shows a token of it may read."""
+    tls_certfile: FilePath | None = None
+    tls_keyfile: FilePath | None = None
+    tls_client_cafile: FilePath | None = None
+    """Who signs the certificates of clients. Beside token files both are needed, and the token says who it is."""
+    tls_operators: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names (common or alternative ones) in client certificates of operators; others are viewers."""
+    loopback_without_authentication: bool = False
+    """Whoever reaches a loopback address of this machine is an operator."""
+    metrics_without_authentication: bool = False
 
 
 class DataSection(Section):
@@ -550,6 +572,7 @@ def _shown(section: type[BaseModel], name: str, value: object) -> str:
 def _rules(config: ProxyConfig) -> Iterator[Problem]:
     yield from _cluster_rules(config.cluster)
     yield from _listener_rules(config)
+    yield from _admin_rules(config.admin_listener)
     installed = sorted({entry.name for entry in entry_points(group=PLUGIN_ENTRY_POINTS)})
     for position, name in enumerate(config.plugins.enabled):
         key = f"plugins.enabled.{position}"
@@ -627,6 +650,43 @@ def _listener_rules(config: ProxyConfig) -> Iterator[Problem]:
         if bind.port and bind in seen:
             yield Problem(key, f'"{bind}"', f"another address than {seen[bind]}", "choose another port")
         seen.setdefault(bind, key)
+
+
+def _admin_rules(admin: AdminListenerSection) -> Iterator[Problem]:
+    table = "admin_listener"
+    for name in ("tls_keyfile", "tls_client_cafile"):
+        if getattr(admin, name) is not None and admin.tls_certfile is None:
+            yield _certificate_missing(table, "tls_certfile", name)
+    ways = [name for name in ("operator_token_file", "viewer_token_file", "tls_client_cafile") if getattr(admin, name)]
+    if admin.tls_operators and admin.tls_client_cafile is None:
+        fix = "add tls_client_cafile: who signs the certificates of clients"
+        yield Problem(f"{table}.tls_operators", "names", "none without tls_client_cafile", fix)
+    elif admin.tls_operators and len(ways) > 1:
+        fix = "remove it: tokens say who is an operator, certificates who may show one"
+        yield Problem(f"{table}.tls_operators", "names", "none beside a token file", fix)
+    if admin.loopback_without_authentication:
+        key = f"{table}.loopback_without_authentication"
+        if not is_loopback(admin.bind.host):
+            fix = "bind 127.0.0.1, or set operator_token_file or tls_client_cafile in its place"
+            yield Problem(key, f'true beside bind = "{admin.bind}"', "a loopback address to bind", fix)
+        if ways:
+            yield Problem(key, f"true beside {ways[0]}", "one of them", "remove one")
+    if admin.unix_socket is not None and len(os.fsencode(admin.unix_socket)) > UNIX_SOCKET_BYTES_MAX:
+        fix = "choose a shorter path, such as /run/isthmus/admin.sock"
+        found = f"{len(os.fsencode(admin.unix_socket))} bytes"
+        yield Problem(f"{table}.unix_socket", found, f"a path of {UNIX_SOCKET_BYTES_MAX} bytes at most", fix)
+    for position, host in enumerate(admin.hosts):
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+            fix = "remove what is not the name, such as a port"
+            yield Problem(f"{table}.hosts.{position}", f'"{host}"', "a host name", fix)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what is bound to ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _certificate_missing(section: str, name: str, beside: str) -> Problem:

@@ -8,9 +8,17 @@ import ssl
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from isthmus.admin.access import Access
 from isthmus.config import Address, ClusterSection, ConfigError, Problem, ProxyConfig
-from isthmus.config_tls import client_listener_tls, cluster_tls, link_dial_tls, link_listener_tls, session_tls
-from isthmus.errors import AuthenticationFailed, PeerFault
+from isthmus.config_tls import (
+    admin_listener_tls,
+    client_listener_tls,
+    cluster_tls,
+    link_dial_tls,
+    link_listener_tls,
+    session_tls,
+)
+from isthmus.errors import AuthenticationFailed, ConfigurationError, PeerFault
 from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus_protocol.schema import ApiKey
 
@@ -27,8 +35,12 @@ async def check(config: ProxyConfig) -> list[Problem]:
     Binds nothing, so that a running proxy's configuration can be checked.
     """
     problems: list[Problem] = []
-    for make in (client_listener_tls, link_listener_tls, link_dial_tls, session_tls):
+    for make in (client_listener_tls, link_listener_tls, link_dial_tls, admin_listener_tls, session_tls):
         _collect(problems, make, config)
+    try:
+        Access(config.admin_listener)
+    except ConfigurationError as error:
+        problems.append(Problem(error.key, error.problem, "", error.fix))
     tls = _collect(problems, cluster_tls, config)
     if not problems:
         problems += await check_cluster(config, tls)

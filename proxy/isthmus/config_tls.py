@@ -33,6 +33,25 @@ def link_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
     )
 
 
+def admin_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    """TLS of the admin listener, None where it is not configured. Raises :class:`ConfigError`.
+
+    It lets in who has no certificate: they may ask for health.
+    """
+    listener = config.admin_listener
+    context = _server_tls(
+        config,
+        "admin_listener",
+        listener.tls_certfile,
+        listener.tls_keyfile,
+        listener.tls_client_cafile,
+        "tls_client_cafile",
+    )
+    if context is not None and listener.tls_client_cafile is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
 def link_dial_tls(config: ProxyConfig) -> ssl.SSLContext | None:
     """TLS for connecting to other clusters' proxies, with the link listener's own certificate. As above."""
     listener = config.link_listener

@@ -23,6 +23,7 @@ from isthmus.histogram import Histogram
 from isthmus_protocol.schema import ApiKey
 
 if TYPE_CHECKING:
+    from isthmus.audit_topic import AuditTopic
     from isthmus.data_directory import DataDirectory
     from isthmus.session.dispatch import Route
     from isthmus.session.gated_answers import GateCounts
@@ -63,6 +64,9 @@ class MetricsSource:
     plugin_failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By plugin and what became of the request, how often a hook of a namespace failed."""
     unsigned: Callable[[], Unsigned] | None = None
+    audit: AuditTopic | None = None
+    admin_refused: Mapping[str, int] = field(default_factory=dict)
+    """Requests of the admin listener that came to no route, by their errors' code."""
 
 
 class ProxyCollector(Collector):
@@ -86,6 +90,11 @@ class ProxyCollector(Collector):
             yield _unconfirmed(source.ack_gates())
             yield _failures(source.plugin_failures)
         yield _throttled(source.throttled_s)
+        refused = {(code,): count for code, count in source.admin_refused.items()}
+        text = "Requests to the admin listener that were refused before anything was looked at, by code"
+        yield _counter("isthmus_admin_requests_refused", text, ("code",), refused)
+        if source.audit is not None:
+            yield from _audit(source.audit)
         if source.data is not None:
             yield from _data(source.data)
         if source.control_state is not None:
@@ -233,6 +242,12 @@ def _throttled(throttled_s: Mapping[tuple[str, int], float]) -> Metric:
     text = "For how long quotas of the cluster kept this proxy's own requests waiting, by broker and API"
     seconds = {(address, ApiKey(api_key).name.lower()): each for (address, api_key), each in throttled_s.items()}
     return _counter("isthmus_cluster_throttled_seconds", text, ("broker", "api"), seconds)
+
+
+def _audit(audit: AuditTopic) -> Iterator[Metric]:
+    yield _gauge("isthmus_audit_lines_waiting", "Audit lines that the topic does not have yet", audit.waiting)
+    text = "Audit lines that are in the log alone, since too many waited for the topic"
+    yield CounterMetricFamily("isthmus_audit_lines_left_out", text, audit.left_out)
 
 
 def _data(data: DataDirectory) -> Iterator[Metric]:

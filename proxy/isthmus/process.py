@@ -20,13 +20,16 @@ import uvloop
 from prometheus_client.core import Metric
 
 from isthmus import logs, memory, metrics
+from isthmus.admin.access import Access
 from isthmus.admin.models import BrokerAddress, LeaseStatus, ProcessDescription
 from isthmus.admin.server import AdminServer
 from isthmus.admin.services import AdminServices
+from isthmus.admin.unix_socket import UnixSocket
 from isthmus.anchor_places import places_of
+from isthmus.audit_topic import AuditTopic
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig
-from isthmus.config_tls import client_listener_tls, link_dial_tls, link_listener_tls, session_tls
+from isthmus.config_tls import admin_listener_tls, client_listener_tls, link_dial_tls, link_listener_tls, session_tls
 from isthmus.context import Context
 from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, LeaseSpec
 from isthmus.control_topic import TOPIC as CONTROL_TOPIC
@@ -128,6 +131,8 @@ class Process:
         data = config.data
         self._data = None if data.directory is None else DataDirectory(data.directory, data.warn_bytes)
         self._source = metrics.MetricsSource(self._supervision, plugin_metrics=self._plugin_metrics)
+        self._audit = AuditTopic(self._supervision)
+        self._source.audit = self._audit
         self._services = AdminServices(
             name=config.proxy.name or "",
             describe=self.describe,
@@ -136,11 +141,23 @@ class Process:
             supervision=self._supervision,
             version=VERSION,
             data_directory=config.data.directory,
+            audit=self._audit,
         )
-        admin = config.admin_listener.bind
-        self._admin = AdminServer(self._services, admin.host, admin.port)
+        self._admin_access, self._admin = self._admin_listener()
+        self._source.admin_refused = self._admin.guard.refused
         self._hooks = pluggy.PluginManager(hookspecs.PROJECT)
         self._hooks.add_hookspecs(hookspecs)
+
+    def _admin_listener(self) -> tuple[Access, AdminServer]:
+        """Raises ConfigurationError."""
+        admin = self.config.admin_listener
+        links = self.config.link_listener
+        advertised = None if links is None or links.advertised is None else links.advertised.host
+        hosts = [self.config.client_listener.advertised, *([] if advertised is None else [advertised])]
+        access = Access(admin, hosts)
+        local = None if admin.unix_socket is None else UnixSocket(admin.unix_socket, int(admin.unix_socket_mode, 8))
+        tls = admin_listener_tls(self.config)
+        return access, AdminServer(self._services, *admin.bind, access, tls=tls, unix_socket=local)
 
     # ---- start ----
 
@@ -163,11 +180,14 @@ class Process:
         try:
             await self._admin.start()
         except OSError as error:
+            local = error.filename is not None
             raise ConfigurationError(
-                "admin_listener.bind",
-                f"{config.admin_listener.bind} cannot be bound: {error.strerror}",
+                "admin_listener.unix_socket" if local else "admin_listener.bind",
+                f"{error.filename if local else config.admin_listener.bind} cannot be bound: {error.strerror}",
                 "Choose another.",
             ) from error
+        for warning in self._admin_access.warnings():
+            log.warning("admin listener", extra={"detail": warning})
         client = self._client = ClusterClient(
             [str(server) for server in config.cluster.bootstrap_servers], config.cluster.security
         )
@@ -262,6 +282,7 @@ class Process:
         front.on_change = self._brokers_changed
         await sasl.ask(front.targets, SASL_KNOWN_WITHIN_S)
         await front.serve()
+        self._audit.start(client, context.hide_topic)
         self._services.control = control_log
         self._services.export = control_log.export
         self._services.gateway = gateway
@@ -408,6 +429,7 @@ class Process:
                 await _awaited(self._call(plugin, "isthmus_stop"))
             except Exception as error:
                 log.exception("plugin not stopped", extra={"error": repr(error)})
+        await self._audit.stop()
         if self._control_log is not None:
             # A write that the broker has not answered may still land: the others wait for the lease to run out then.
             await self._control_log.close(release=drained)
@@ -449,7 +471,9 @@ class Process:
         """What the process says of itself."""
         front, context = self._front, self._context
         lease = self._lease()
-        warnings = []
+        warnings = list(self._admin_access.warnings())
+        if self._audit.trouble is not None:
+            warnings.append(f"{self._audit.waiting} audit lines are in the log alone so far: {self._audit.trouble}")
         control_log = self._control_log if self._ready else None  # before, it may not be started: it has no state
         if self.config.cluster.control_key is None and control_log is not None and control_log.state.links:
             warnings.append(

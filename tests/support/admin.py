@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 import uuid
@@ -13,7 +14,11 @@ from typing import Any, Final, Self, TypeVar
 
 from isthmus import metrics
 from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDescription
+from isthmus.admin.access import Access
 from isthmus.admin.models import LeaseStatus
+from isthmus.admin.unix_socket import UnixSocket
+from isthmus.audit_topic import AuditTopic
+from isthmus.config import AdminListenerSection
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Gateway, Limits
 from isthmus_control.apply import apply
@@ -449,16 +454,29 @@ def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServ
         registry=metrics.make_registry(source),
         supervision=gateway.supervision,
         version="1.2.3",
+        audit=AuditTopic(gateway.supervision),
         control=log,
         gateway=gateway,
         links=links,
     )
 
 
+def access(*, loopback_without_authentication: bool = True, **settings: Any) -> Access:
+    """Who may use a listener, by its settings; without one whoever is on this machine."""
+    section = {"loopback_without_authentication": loopback_without_authentication and not settings, **settings}
+    return Access(AdminListenerSection.model_validate(section))
+
+
 class RunningAdmin:
     """An admin listener on a free port, in a thread with an event loop of its own; for callers that block."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, rules: Access | None = None, tls: ssl.SSLContext | None = None, unix_socket: UnixSocket | None = None
+    ) -> None:
+        """``rules``: who may use it; None: whoever is on this machine."""
+        self._rules = rules or access()
+        self._tls = tls
+        self._unix_socket = unix_socket
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="admin")
         self.log: MemoryLog
@@ -472,9 +490,9 @@ class RunningAdmin:
         self.log, self.links = MemoryLog(), MemoryLinks()
         self.services = make_services(self.log, self.links)
         await self.log.enforce("proxy-1")
-        server = AdminServer(self.services, "127.0.0.1", 0)
+        server = AdminServer(self.services, "127.0.0.1", 0, self._rules, tls=self._tls, unix_socket=self._unix_socket)
         await server.start()
-        self.url = f"http://127.0.0.1:{server.port}"
+        self.url = f"http{'s' if self._tls else ''}://127.0.0.1:{server.port}"
         self._ready.set_result(None)
         await self._stop.wait()
         await server.stop()

@@ -8,6 +8,7 @@ from isthmus.anchor_places import AnchorGroups
 from isthmus.control_topic import TOPIC
 from isthmus.kafka.client import ClusterClient
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_control.model import AUDIT_TOPIC
 
 
 def forget(cluster: KafkaCluster) -> None:
@@ -16,6 +17,8 @@ def forget(cluster: KafkaCluster) -> None:
     async def run() -> None:
         async with ClusterClient([cluster.bootstrap_servers]) as client:
             await delete_topic(client)
+            if AUDIT_TOPIC in await client.refresh([AUDIT_TOPIC]):
+                await client.delete_topics([AUDIT_TOPIC])
             groups = AnchorGroups(client)._groups
             for group in await groups.ids():
                 if group.startswith("__isthmus_"):

@@ -10,13 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from isthmus_bench.proxies import EARLIER_VERSION
+
 ROOT: Final = Path(__file__).parents[2]
 INSTALLED: Final = ROOT / ".cache" / "versions"
 
 
 def environment_of(commit: str) -> dict[str, str]:
     """The environment of a process that runs the version of a commit."""
-    return {"PYTHONPATH": str(_installed(commit))}
+    return {"PYTHONPATH": str(_installed(commit)), EARLIER_VERSION: commit}
 
 
 def _installed(commit: str) -> Path:

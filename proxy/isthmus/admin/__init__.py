@@ -2,7 +2,7 @@
 
 *Services* are the parts of the process that it speaks for; they come up one after the other, and what needs a part
 that is not there yet answers 503. An *operation* is work that takes longer than a request should: it is started, and
-asked for. It has no authentication: it is for loopback and private addresses.
+asked for. *Access* says who somebody is and what they may do; the *guard* asks it before anything else is looked at.
 """
 
 from isthmus.admin.app import create_app

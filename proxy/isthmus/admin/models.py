@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from isthmus_control.demands import Confirm, Consistency, Visibility
 from isthmus_control.model import ResourceType
@@ -23,7 +24,7 @@ def _is_confirm(text: str | None) -> str | None:
     return None if text is None else str(Confirm.parse(text))
 
 
-ConfirmText = Annotated[str | None, AfterValidator(_is_confirm), Field(max_length=2_000)]
+ConfirmText = Annotated[Annotated[str, Field(max_length=2_000)] | None, AfterValidator(_is_confirm)]
 DegradeAfter = Annotated[int | None, Field(ge=0)]
 
 
@@ -399,3 +400,37 @@ class OperationView(_Model):
     result: Annotated[dict[str, Any] | None, Field(default=None)]
     """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport; of ``failover``: a FailoverReport."""
     error: ErrorSummary | None = None
+
+
+# --- audit
+
+
+class AuditView(_Model):
+    """One change, or its end. Lines of newer proxies may have more than is shown."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    change: str
+    """The same in all lines of one change: an operation has one when it starts, one when it ends."""
+    at_ms: int
+    proxy: str = Field(examples=["proxy-1"])
+    who: str = Field(examples=["alice"])
+    peer: str = Field(examples=["10.0.0.7"])
+    action: str = Field(examples=["PATCH /v1/namespaces/topic"])
+    asked: Any = None
+    """The request's fields, without secrets."""
+    outcome: str = Field(examples=["done"])
+    """``done``, ``started``, ``refused``, ``failed``, or ``unknown`` where the proxy stopped meanwhile."""
+    code: str | None = None
+    """Of the error."""
+    before: Any = None
+    after: Any = None
+    """What is another of the namespace, link or topic than before."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> AuditView | None:
+        """A line as it was stored; None: somebody else wrote it, and it is none."""
+        try:
+            return cls.model_validate(line)
+        except ValidationError:
+            return None

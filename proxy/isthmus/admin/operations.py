@@ -73,9 +73,12 @@ class Operations:
         self._tasks = Tasks("operations", supervision)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, Operation] = {}
+        self._closing = False
 
     def start(self, kind: str, target: str, work: Work) -> Operation:
-        """Start ``work``; where the same is running already, that one is returned."""
+        """Start ``work``; where the same is running already, that one is returned. Raises OperationError."""
+        if self._closing:
+            raise OperationError("NOT_READY", "the proxy is stopping", 503)
         for known in self._known.values():
             if known.state == "running" and (known.kind, known.target) == (kind, target):
                 return known
@@ -127,6 +130,7 @@ class Operations:
 
     async def close(self) -> None:
         """Stop everything."""
+        self._closing = True
         for operation_id in tuple(self._running):
             await self.cancel(operation_id)
         await self._tasks.close()

@@ -12,9 +12,10 @@ from fastapi import FastAPI, Response
 
 from isthmus.admin import problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
+from isthmus.admin.hiding import settings_for_who_asks
 from isthmus.admin.models import EnabledPluginView, PluginRequest, PluginsView
 from isthmus.admin.services import AdminServices, ControlLogPort
-from isthmus_control.codec import canonical
+from isthmus_control.codec import canonical_json
 from isthmus_control.commands import ConfigurePlugin, DisablePlugin, EnablePlugin
 from isthmus_control.model import EnabledPlugin, ResourceType
 from isthmus_plugins.links import OperationError
@@ -34,7 +35,10 @@ def install(app: FastAPI, services: AdminServices) -> None:
     @app.get("/v1/plugins", tags=["plugins"], summary="List plugins: what namespaces can have, and have")
     async def list_plugins() -> PluginsView:
         host = _host(services)
-        return PluginsView(offered=host.offers(), enabled=host.statuses())
+        enabled = [
+            each.model_copy(update={"settings": settings_for_who_asks(each.settings)}) for each in host.statuses()
+        ]
+        return PluginsView(offered=host.offers(), enabled=enabled)
 
     @app.post(path, tags=["plugins"], summary="Enable a plugin", status_code=201, responses=accepted)
     async def enable_plugin(
@@ -78,7 +82,7 @@ def _checked(
 ) -> tuple[str, int]:
     """Settings as the control log has them, and their version. Raises OperationError where this proxy refuses them."""
     host = _host(services)
-    text, version = canonical(settings).decode(), host.schema_version(plugin)
+    text, version = canonical_json(settings).decode(), host.schema_version(plugin)
     refused = host.check(type, prefix, plugin, text, version)
     if refused is not None:
         raise OperationError("INVALID", f"plugin {plugin!r} cannot be enabled: {refused}", 422)

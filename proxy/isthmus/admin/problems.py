@@ -38,6 +38,12 @@ _NUMBERS: Final = {
     "LEASE_LOST": 2,
     "STALE": 3,
     "CONTROL_LOG_UNAVAILABLE": 4,
+    "UNAUTHENTICATED": 1,
+    "FORBIDDEN": 1,
+    "ORIGIN_NOT_ALLOWED": 2,
+    "HOST_NOT_ALLOWED": 1,
+    "TOO_LARGE": 1,
+    "REQUEST_TIMEOUT": 1,
 }
 """The last two digits of ``error_code``. Never given anew: programs may have stored them."""
 

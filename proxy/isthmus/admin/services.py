@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_host import NamespaceHost
     from isthmus_plugins.tasks import Supervision
+
+
+class AuditPort(Protocol):
+    """Where audit lines go beside the log."""
+
+    def put(self, line: Mapping[str, Any], /) -> None:
+        """Have a line kept."""
+
+    async def read(self, limit: int, /) -> list[Mapping[str, Any]]:
+        """The last lines, the oldest first. Raises PeerFault."""
 
 
 class ControlLogPort(Protocol):
@@ -67,6 +77,8 @@ class AdminServices:
     supervision: Supervision
     version: str = "0"
     data_directory: Path | None = None
+    audit: AuditPort | None = None
+    """None: the log alone has them."""
     control: ControlLogPort | None = None
     export: Callable[[], Export | None] | None = None
     """What the process remembers of the control log; None of a log that is empty."""

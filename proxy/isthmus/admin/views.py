@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Iterable
 
+from isthmus.admin.hiding import settings_for_who_asks
 from isthmus.admin.models import (
     BrokerAddress,
     ConnectionCounts,
@@ -65,7 +66,10 @@ def namespace_views(control: ControlLogPort) -> list[NamespaceView]:
 
 def plugin_view(plugin: EnabledPlugin, waits: list[str]) -> EnabledPluginView:
     return EnabledPluginView(
-        plugin=plugin.name, settings=json.loads(plugin.settings), version=plugin.version, waiting_for=waits
+        plugin=plugin.name,
+        settings=settings_for_who_asks(json.loads(plugin.settings)),
+        version=plugin.version,
+        waiting_for=waits,
     )
 
 

@@ -9,31 +9,53 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
+from isthmus.cli.connection import DEFAULT_URL, UNIX_SCHEME, chosen, tls_of, token_of
 from isthmus.cli.output import CliError, Exit, Output
 
 if TYPE_CHECKING:
     import httpx
 
-DEFAULT_URL: Final = "http://127.0.0.1:28080"
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 120.0
 """A reservation is answered when every proxy enforces it, which may take a lease."""
 LOOK_AGAIN_S: Final = 0.2
 
-UrlOption = Annotated[str, typer.Option("--url", envvar="ISTHMUS_URL", help="The proxy's admin listener.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="ISTHMUS_URL",
+        help="The proxy's admin listener: http://..., https://... or unix:PATH. Else the current profile's "
+        f"(`isthmus config`), else {DEFAULT_URL}.",
+    ),
+]
 
 
 class Admin:
     """One command's connection to an admin listener. Every failure is a :class:`CliError`."""
 
-    def __init__(self, url: str, output: Output) -> None:
+    def __init__(self, url: str | None, output: Output) -> None:
+        """``url``: None where the command was given none."""
         import httpx  # a tenth of a second that `--help` need not take
 
-        self.url = url.rstrip("/")
+        profile = chosen(url, output)
+        self.url = profile.url.rstrip("/")
         self.output = output
-        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        token = None if profile.token_file is None else token_of(profile.token_file, output)
+        base, transport = self.url, None
+        if self.url.startswith(UNIX_SCHEME):
+            path = self.url.removeprefix(UNIX_SCHEME)
+            path = "/" + path.lstrip("/") if path.startswith("/") else path
+            base, transport = "http://localhost", httpx.HTTPTransport(uds=path)
+        self._base = base
         # Proxies of the environment are for the world outside, admin listeners are on private addresses.
-        self._client = httpx.Client(timeout=timeout, trust_env=False)
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            verify=tls_of(profile, output) if base.startswith("https:") else False,
+            transport=transport,
+        )
         self._errors = httpx
 
     def __enter__(self) -> Self:
@@ -83,7 +105,7 @@ class Admin:
         errors = self._errors
         wanted = {name: value for name, value in query.items() if value is not None}
         try:
-            response = self._client.request(method, self.url + path, params=wanted, json=body)
+            response = self._client.request(method, self._base + path, params=wanted, json=body)
         except (errors.UnsupportedProtocol, errors.InvalidURL, errors.LocalProtocolError) as error:
             message = f"{self.url!r} is not the URL of an admin listener ({error}): give one like {DEFAULT_URL}"
             raise self.error("INVALID_URL", message, Exit.USAGE) from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.cli import control_level
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.output import (
     EXIT_CODES,
     CliError,
@@ -60,7 +60,7 @@ AcceptOption = Annotated[
 @app.command(
     epilog=example("isthmus control export", "isthmus control export --url http://127.0.0.1:28081 -o json") + EXIT_CODES
 )
-def export(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def export(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """Have a proxy write what it remembers of the control log to a file of its machine, and print where.
 
     In its data directory, or a temporary one, readable by its user alone: secrets of links are in it, sealed where a

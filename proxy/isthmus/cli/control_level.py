@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example, fields, show
 
 app = typer.Typer()
@@ -15,7 +15,7 @@ app = typer.Typer()
 
 
 @app.command(epilog=example("isthmus control describe", "isthmus control describe -o json") + EXIT_CODES)
-def describe(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def describe(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """Describe the control log: its feature level, and which proxies are behind."""
     with Admin(url, output) as admin:
         show(admin.get("/v1/control"), output, _described)
@@ -27,7 +27,7 @@ def upgrade(
         int | None, typer.Option("--to", min=1, help="The feature level; without it the highest that the proxy knows.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would happen.")] = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Raise the control log's feature level, once all proxies of the cluster are upgraded.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.failover_lines import failed_over, heard, left_out_of, moment, of_topics
 from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.namespace import TypeOption
@@ -98,7 +98,7 @@ def create(
     ] = None,
     offsets_topic: OffsetsTopicOption = "off",
     offsets_group: OffsetsGroupOption = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a link, both ends of it: here and at the cluster whose link listener --remote is."""
@@ -141,7 +141,7 @@ def alter(
     type: TypeOption = "topic",
     on_source_loss: OnSourceLossOption = None,
     on_source_delete: OnSourceDeleteOption = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Change a link's settings, or how this cluster's offsets topic is copied; what was copied stays as it is.
@@ -196,7 +196,7 @@ def set_mode(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, say whether it would be refused, and why.")
     ] = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Set when clients of this cluster are acked: before or after the other cluster has what they wrote.
@@ -210,14 +210,14 @@ def set_mode(
 
 
 @app.command("list", epilog=example("isthmus link list") + EXIT_CODES)
-def list_(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def list_(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """List links with their states and lag."""
     with Admin(url, output) as admin:
         show(admin.get("/v1/links")["items"], output, link_lines)
 
 
 @app.command(epilog=example("isthmus link describe a-to-b -o json") + EXIT_CODES)
-def describe(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def describe(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """Describe a link: its mappings, and the state and lag of each partition."""
     with Admin(url, output) as admin:
         show(admin.get(f"/v1/links/{_path(name)}"), output, _described)
@@ -231,7 +231,7 @@ def wait(
         typer.Argument(help="Following: each partition has what its source has. In-Sync: acks wait until it does."),
     ],
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="How long to wait at most.")] = 60.0,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Wait until a link has a state; exits with 1 if it does not get there in time, and says what it is instead."""
@@ -250,7 +250,7 @@ def wait(
 def delete(
     name: NameArgument,
     local_only: LocalOnlyOption = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Delete a link, both ends of it. Namespaces that followed stay reserved."""
@@ -294,7 +294,7 @@ def attach(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what would happen and what would be lost.")
     ] = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Attach a pair of namespaces to a link; the follower becomes reserved."""
@@ -321,7 +321,7 @@ def detach(
     local: LocalOption,
     type: TypeOption = "topic",
     local_only: LocalOnlyOption = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Detach a pair of namespaces. A follower stays reserved."""
@@ -347,7 +347,7 @@ def promote(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what is missing and what would be ended.")
     ] = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make follower namespaces writable here, once they have all of the source: stop the writers there first.
@@ -387,7 +387,7 @@ def failover(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what an ack meant and what would be ended.")
     ] = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make what follows over a link writable here without its source, which is dead or out of reach.
@@ -409,7 +409,7 @@ def failover(
 
 
 @app.command(epilog=example("isthmus link acknowledge a-to-b") + EXIT_CODES)
-def acknowledge(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def acknowledge(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """End the telling of what a source lost although it had acked it In-Sync, at both clusters.
 
     It shows in `isthmus link describe` until then. What is held stays held until it is decided.
@@ -420,7 +420,7 @@ def acknowledge(name: NameArgument, url: UrlOption = DEFAULT_URL, output: Output
 
 
 @app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
-def truncations(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def truncations(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """List truncations of follower topics that diverged: what was cut, where it is kept, which groups were moved."""
     with Admin(url, output) as admin:
         show(admin.get(f"/v1/links/{_path(name)}/truncations")["items"], output, _truncation_lines)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.output import (
     EXIT_CODES,
     CliError,
@@ -96,7 +96,7 @@ def create(
     degrade_after: DegradeOption = None,
     confirm: ConfirmOption = None,
     wait: WaitOption = True,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a namespace."""
@@ -110,7 +110,7 @@ def create(
 @app.command("list", epilog=example("isthmus namespace list --type topic -o json") + EXIT_CODES)
 def list_(
     type: Annotated[ResourceType | None, typer.Option("--type", help="Only those of this type.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List namespaces."""
@@ -122,7 +122,7 @@ def list_(
 def describe(
     prefix: PrefixArgument,
     type: TypeOption = "topic",
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Describe a namespace, its reservation and the links that it is attached to."""
@@ -150,7 +150,7 @@ def alter(
     degrade_after: DegradeOption = None,
     confirm: ConfirmOption = None,
     wait: WaitOption = True,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Reserve a namespace, or clear its reservation, or change what it asks of synchronous links."""
@@ -168,7 +168,7 @@ def alter(
 def delete(
     prefix: PrefixArgument,
     type: TypeOption = "topic",
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Delete a namespace. What it holds stays, and may be written again."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, columns, example, fields, show
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ app = typer.Typer(
 def list_(
     name: Annotated[str, typer.Argument(help="The link's name.")],
     group: Annotated[str | None, typer.Option("--group", help="Only this group, by its local name.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List what groups have committed at both clusters, side by side, for the group namespaces of a link."""
@@ -118,7 +118,7 @@ def _replace(path: Path, text: str) -> None:
 def show_(
     name: Annotated[str, typer.Argument(help="The link's name.")],
     group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what groups committed at the other cluster, read from the copy of its offsets topic on this one.

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.namespace import TypeOption
 from isthmus.cli.output import (
     EXIT_CODES,
@@ -53,7 +53,7 @@ def list_(
     namespace: Annotated[
         str | None, typer.Option("--namespace", help="Only what the namespace with this prefix has.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List what namespaces have, as it runs on the proxy that is asked, and what they could have."""
@@ -65,7 +65,7 @@ def list_(
 
 
 @app.command(epilog=example("isthmus plugin describe capture") + EXIT_CODES)
-def describe(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def describe(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """Describe a plugin and its settings."""
     with Admin(url, output) as admin:
         offered = admin.get("/v1/plugins")["offered"]
@@ -89,7 +89,7 @@ def enable(
     settings: SetOption = None,
     position: PositionOption = None,
     wait: WaitOption = True,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Enable a plugin for a namespace."""
@@ -114,7 +114,7 @@ def configure(
     reset: Annotated[bool, typer.Option("--reset", help="Begin with the plugin's defaults.")] = False,
     position: PositionOption = None,
     wait: WaitOption = True,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Change settings of an enabled plugin, or its place in the order. Settings that are not named stay."""
@@ -135,7 +135,7 @@ def disable(
     namespace: NamespaceOption,
     type: TypeOption = "topic",
     wait: WaitOption = True,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Disable a plugin for a namespace. Its settings are forgotten."""

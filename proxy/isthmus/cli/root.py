@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from isthmus.cli.connection import Shown, shown
 from isthmus.cli.output import EXIT_CODES, CliError, example
 
 COMMAND_ENTRY_POINTS: Final = "isthmus.commands"
@@ -24,6 +26,8 @@ OWN: Final = {
     "verify": "isthmus.cli.verify",
     "salvage": "isthmus.cli.salvage",
     "control": "isthmus.cli.control",
+    "config": "isthmus.cli.config",
+    "audit": "isthmus.cli.audit",
 }
 """Modules with an ``app``."""
 ORDER: Final = (
@@ -40,6 +44,8 @@ ORDER: Final = (
         "verify",
         "salvage",
         "control",
+        "audit",
+        "config",
         "spark",
         "bench",
     ),
@@ -136,7 +142,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=example("isthmus status --url http://127.0.0.1:28080", "isthmus verify a-to-b -o json") + EXIT_CODES,
+    epilog=example(
+        "isthmus status --url http://127.0.0.1:28080",
+        "isthmus --token-file operator.token --cacert ca.pem status --url https://proxy-a.example.org:28080",
+        "isthmus verify a-to-b -o json",
+    )
+    + EXIT_CODES,
 )
 
 
@@ -146,10 +157,23 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _file(name: str, help_: str) -> Any:
+    return typer.Option(f"--{name}", envvar=f"ISTHMUS_{name.upper().replace('-', '_')}", dir_okay=False, help=help_)
+
+
 @app.callback()
 def _root(
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", envvar="ISTHMUS_PROFILE", help="The profile to use (`isthmus config list`)."),
+    ] = None,
+    token_file: Annotated[Path | None, _file("token-file", "A file with a token of the admin listener.")] = None,
+    cacert: Annotated[Path | None, _file("cacert", "Who signs its certificate (PEM); else the system's.")] = None,
+    cert: Annotated[Path | None, _file("cert", "A client certificate to show to it (PEM).")] = None,
+    key: Annotated[Path | None, _file("key", "The client certificate's private key (PEM).")] = None,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Exact replication between unmodified Kafka clusters (KIP-986), by proxies beside their brokers."""
+    shown.set(Shown(profile, token_file, cacert, cert, key))

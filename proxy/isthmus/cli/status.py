@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.link import group_lines, link_lines, loss_lines, partition_lines
 from isthmus.cli.namespace import namespace_lines
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
@@ -26,7 +26,7 @@ def status(
         float | None,
         typer.Option("--wait-s", min=0, help="Wait so many seconds at most until the proxy is ready for clients."),
     ] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show a proxy, its brokers and limits, the cluster's namespaces, links with their lag, and other proxies."""

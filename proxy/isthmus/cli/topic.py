@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ NameArgument = Annotated[str, typer.Argument(help="The local topic's name.")]
 @app.command("list", epilog=example("isthmus topic list --link a-to-b") + EXIT_CODES)
 def list_(
     link: Annotated[str | None, typer.Option("--link", help="Only those of this link.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the local topics that follow, may not follow, or did."""
@@ -37,7 +37,7 @@ def list_(
 @app.command(epilog=example("isthmus topic describe orders-eu") + EXIT_CODES)
 def describe(
     name: NameArgument,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Describe a topic: its source, and which cluster each range of offsets came from."""
@@ -52,7 +52,7 @@ def forget(
     name: NameArgument,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the topic and its records, too.")] = False,
     dry_run: DryRunOption = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Stop following a topic that was deleted at the source. Its records stay, unless --delete is given."""
@@ -65,7 +65,7 @@ def forget(
 def recreate(
     name: NameArgument,
     dry_run: DryRunOption = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
@@ -79,7 +79,7 @@ def recreate(
 def give_up(
     name: NameArgument,
     dry_run: DryRunOption = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Go on without what a truncation lost: the local copy is gone, and the source does not give it back."""
@@ -92,14 +92,14 @@ def give_up(
 def truncate(
     name: NameArgument,
     dry_run: DryRunOption = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Cut a topic that is held because its source lost what it had acked In-Sync. What goes is salvaged."""
     _decide(name, "truncate", {"dry_run": dry_run}, url, output)
 
 
-def _decide(name: str, what: str, body: dict[str, Any], url: str, output: Output) -> None:
+def _decide(name: str, what: str, body: dict[str, Any], url: str | None, output: Output) -> None:
     with Admin(url, output) as admin:
         show(admin.post(f"/v1/topics/{quote(name, safe='')}/{what}", body), output, _decided)
 

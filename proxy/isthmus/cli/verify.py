@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.operation import follow
 from isthmus.cli.output import EXIT_CODES, Exit, Output, OutputOption, columns, example, show
@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command(epilog=example("isthmus verify a-to-b", "isthmus verify a-to-b -o json") + EXIT_CODES)
 def verify(
     name: Annotated[str, typer.Argument(help="The link's name.")],
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read both sides of a link up to a snapshot and compare record by record; exits with 1 if they are not equal.

@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.admin import MemoryLinks, MemoryLog, make_services
+from support.admin import MemoryLinks, MemoryLog, access, make_services
 
 from isthmus.admin import AdminServer, AdminServices, control, create_app
+from isthmus.admin import server as admin_server
 from isthmus.admin.operations import KEPT_MAX, Operations
 from isthmus.admin.server import CONNECTIONS_MAX
 from isthmus.errors import ConnectionLost
@@ -145,6 +146,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "POST /v1/topics/{name}/truncate",
             "POST /v1/topics/{name}/give-up",
             "POST /v1/control/export",
+            "GET /v1/audit",
             "GET /v1/status",
             "GET /v1/proxies",
             "GET /v1/control",
@@ -624,7 +626,7 @@ def _services() -> AdminServices:
 def test_the_listener_serves_on_a_free_port_and_leaves_signals_alone() -> None:
     async def run() -> None:
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        server = AdminServer(_services(), "127.0.0.1", 0)
+        server = AdminServer(_services(), "127.0.0.1", 0, access())
         await server.start()
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
@@ -645,7 +647,7 @@ def test_stopping_ends_operations_and_those_who_wait_for_them() -> None:
         services = _services()
         assert isinstance(services.links, MemoryLinks)
         services.links.proceed.clear()
-        server = AdminServer(services, "127.0.0.1", 0)
+        server = AdminServer(services, "127.0.0.1", 0, access())
         await server.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
             path = (await client.post("/v1/links/a-to-b/verify")).headers["location"]
@@ -657,19 +659,52 @@ def test_stopping_ends_operations_and_those_who_wait_for_them() -> None:
     asyncio.run(run())
 
 
-def test_those_who_connect_and_ask_nothing_are_so_many_at_most() -> None:
+def test_those_who_connect_and_ask_nothing_are_so_many_at_most_and_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_server, "ROOM_AFTER_S", 0.0)
+
     async def run() -> None:
-        server = AdminServer(_services(), "127.0.0.1", 0)
+        server = AdminServer(_services(), "127.0.0.1", 0, access())
         await server.start()
         idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS_MAX)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        assert await reader.read() == b"", "it is turned away"
-        writer.close()
-        for _, writer in idle:
-            writer.close()
-            await writer.wait_closed()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
             assert (await client.get("/health/live")).status_code == 200
+            assert await idle[0][0].read() == b"", "who came first has made room"
+            more = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2 * CONNECTIONS_MAX)]
+            assert (await client.get("/health/live")).status_code == 200
+            gone = [reader for reader, _ in (*idle, *more) if reader.exception() or reader.at_eof()]
+            assert len(gone) >= 2 * CONNECTIONS_MAX
+        for _, writer in (*idle, *more):
+            writer.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_who_is_being_answered_makes_room_for_nobody() -> None:
+    async def run() -> None:
+        services = _services()
+        assert isinstance(services.links, MemoryLinks)
+        services.links.proceed.clear()
+        server = AdminServer(services, "127.0.0.1", 0, access())
+        await server.start()
+        url, limits = f"http://127.0.0.1:{server.port}", httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            path = (await client.post("/v1/links/a-to-b/verify")).headers["location"]
+        async with httpx.AsyncClient(base_url=url, trust_env=False, limits=limits, timeout=60) as client:
+            loop = asyncio.get_running_loop()
+            waiting = [loop.create_task(client.get(f"{path}?wait_s=30")) for _ in range(CONNECTIONS_MAX)]
+            assert server._server is not None
+            async with asyncio.timeout(20):
+                while len(server._server.server_state.tasks) < CONNECTIONS_MAX:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(admin_server.ROOM_AFTER_S + 0.1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            assert await reader.read() == b"", "it is turned away"
+            writer.close()
+            services.links.proceed.set()
+            assert {each.status_code for each in await asyncio.gather(*waiting)} == {200}
         await server.stop()
 
     asyncio.run(run())
@@ -678,7 +713,7 @@ def test_those_who_connect_and_ask_nothing_are_so_many_at_most() -> None:
 def test_an_address_in_use_is_an_error_of_the_start() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            server = AdminServer(_services(), "127.0.0.1", taken.getsockname()[1])
+            server = AdminServer(_services(), "127.0.0.1", taken.getsockname()[1], access())
             with pytest.raises(OSError, match="in use"):
                 await server.start()
             await server.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import datetime
 import pickle
 import ssl
 from collections.abc import AsyncIterator
@@ -12,10 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from support.certificates import Authority
 
 from isthmus import config_check
 from isthmus.config import Address, ConfigError, Problem, ProxyConfig, load_config, parse_address, parse_config
@@ -312,6 +308,43 @@ def test_listeners_must_not_collide_and_wildcards_need_an_address_to_tell() -> N
     assert found["admin_listener.bind"].expected == "another address than client_listener.bind"
 
 
+@pytest.mark.parametrize(
+    ("lines", "key", "fix"),
+    [
+        (['tls_client_cafile = "ca.pem"'], "tls_certfile", "add tls_certfile"),
+        (['tls_keyfile = "k.pem"'], "tls_certfile", "add tls_certfile"),
+        (['tls_operators = ["ops"]'], "tls_operators", "add tls_client_cafile"),
+        (
+            [
+                'tls_certfile = "c"',
+                'tls_client_cafile = "ca"',
+                'tls_operators = ["ops"]',
+                'viewer_token_file = "t"',
+            ],
+            "tls_operators",
+            "tokens say who is an operator",
+        ),
+        (
+            ["loopback_without_authentication = true", 'operator_token_file = "t"'],
+            "loopback_without_authentication",
+            "remove one",
+        ),
+        (
+            ['bind = "0.0.0.0:28080"', "loopback_without_authentication = true"],
+            "loopback_without_authentication",
+            "bind 127.0.0.1",
+        ),
+        ([f'unix_socket = "/{"x" * 120}"'], "unix_socket", "shorter path"),
+        (['unix_socket_mode = "0666"'], "unix_socket_mode", "did you mean"),
+        (['hosts = ["a:1"]'], "hosts.0", "such as a port"),
+    ],
+)
+def test_who_may_use_the_admin_listener_is_said_without_contradiction(lines: list[str], key: str, fix: str) -> None:
+    found = problems_of(MINIMAL + "\n".join(["[admin_listener]", *lines]))
+    assert list(found) == [f"admin_listener.{key}"]
+    assert fix in found[f"admin_listener.{key}"].fix
+
+
 def test_a_sidecar_has_one_port() -> None:
     found = problems_of(with_cluster("broker_id = 1") + "broker_port_base = 20000")
     assert "remove cluster.broker_id" in found["client_listener.broker_port_base"].fix
@@ -386,42 +419,6 @@ def test_secrets_that_are_not_there_name_their_key() -> None:
 
 
 # --- certificates
-
-
-class Authority:
-    """Certificates for 127.0.0.1, made for one test."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        self.file = self._write("ca.pem", self._sign(self._name, self._key, True))
-
-    def issue(self, name: str, password: bytes | None = None) -> tuple[Path, Path]:
-        """Certificate and key files."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        cover = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, cover)
-        return self._write(f"{name}.pem", self._sign(subject, key, False)), self._write(f"{name}.key", pem)
-
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, authority: bool) -> bytes:
-        import ipaddress
-
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(authority, None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        )
-        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    def _write(self, name: str, data: bytes) -> Path:
-        file = self._directory / name
-        file.write_bytes(data)
-        return file
 
 
 def test_certificates_are_loaded(tmp_path: Path) -> None:

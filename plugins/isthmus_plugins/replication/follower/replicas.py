@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from isthmus_control.model import CONTROL_TOPIC, TRANSACTIONS_TOPIC, FollowerTopic, Reason, TopicState
+from isthmus_control.model import AUDIT_TOPIC, CONTROL_TOPIC, TRANSACTIONS_TOPIC, FollowerTopic, Reason, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext, check_lease
@@ -40,7 +40,7 @@ SAID_S: Final = 30.0
 LOGGED_MAX: Final = 10
 AT_ONCE: Final = 100
 """Partitions of the cluster whose replicas are changed at the same time, by us and others."""
-OWN_TOPICS: Final = (CONTROL_TOPIC, TRANSACTIONS_TOPIC)
+OWN_TOPICS: Final = (CONTROL_TOPIC, TRANSACTIONS_TOPIC, AUDIT_TOPIC)
 OWN_FACTOR: Final = 3
 OWN_IN_SYNC_MIN: Final = 2
 """Of the proxies' own topics, once they have all replicas."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +21,7 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, choice, chosen_copy, wanted_copy
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
+_HOST: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 CREATE_TIMEOUT_S: Final = 75.0
 """Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
 
@@ -45,16 +48,15 @@ class LinkCreation:
         name = request.link_name
         if name in self._context.control.state.links:
             raise OperationError("ALREADY_EXISTS", f"there is a link {name!r} already", 409)
-        host, _, port = request.remote.rpartition(":")
-        if not host or not port.isdigit():
+        address = remote_address(request.remote)
+        if address is None:
             raise OperationError("INVALID_REQUEST", f"--remote takes host:port, not {request.remote!r}", 422)
         copy = wanted_copy(request.offsets_topic, request.offsets_groups)
         self._offsets_topics.check(copy)
         link_id = str(uuid.uuid4())
         try:
             connection = await LinkConnection.dial(
-                host.strip("[]"),
-                int(port),
+                *address,
                 clock=self._context.clock,
                 supervision=self._context.supervision,
                 hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
@@ -198,3 +200,16 @@ class LinkCreation:
         if link is not None:
             await self._commands.for_peer(self._delete_here(link))
         return calls.Done()
+
+
+def remote_address(text: str) -> tuple[str, int] | None:
+    """Host and port of ``host:port`` or ``[v6]:port``; None where it is neither."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
+        return None
+    if not host.startswith("["):
+        return (host, int(port)) if _HOST.fullmatch(host) else None
+    try:
+        return str(ipaddress.IPv6Address(host[1:-1] if host.endswith("]") else "")), int(port)
+    except ValueError:
+        return None

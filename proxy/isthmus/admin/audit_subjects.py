@@ -1,0 +1,89 @@
+"""What a change is about, and how that looks: a namespace, a link, a topic, or the control log itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link, NamespaceMapping, ResourceType
+
+
+class Subject(NamedTuple):
+    """Something by its kind and name."""
+
+    kind: str
+    """``namespaces``, ``links``, ``topics`` or ``control``, as in paths."""
+    type: str
+    """Of a namespace; else empty."""
+    name: str
+
+    def seen(self, state: ControlState) -> Mapping[str, Any] | None:
+        """What the control log has of it; None: it has none."""
+        if self.kind == "namespaces":
+            return _namespace(state, self.type, self.name)
+        if self.kind == "links":
+            link = state.links.get(self.name)
+            return None if link is None else _link(link)
+        if self.kind == "topics":
+            topic = state.follower_topics.get(self.name)
+            if topic is None:
+                return None
+            reason = None if topic.reason is None else topic.reason.code
+            return {"link": topic.link, "state": topic.state.value, "reason": reason, "topic_id": topic.topic_id}
+        return {"level": state.level, "key_id": state.key_id or None}
+
+
+def subject_of(path: str, asked: Mapping[str, Any]) -> Subject | None:
+    """What a request is about, by its path, and its query's and body's fields; None: nothing of these."""
+    version, kind, named = (*path.split("/")[1:4], "", "", "")[:3]
+    if version != "v1":
+        return None
+    if kind == "namespaces":
+        type_ = named or str(asked.get("type", ResourceType.TOPIC.value))
+        return Subject(kind, type_, str(asked.get("prefix", "")))
+    if kind in ("links", "topics"):
+        return Subject(kind, "", named or str(asked.get("link_name", "")))
+    return Subject(kind, "", "") if kind == "control" else None
+
+
+def _namespace(state: ControlState, type_: str, prefix: str) -> Mapping[str, Any] | None:
+    if type_ not in {each.value for each in ResourceType}:
+        return None
+    found = state.namespace(ResourceType(type_), prefix)
+    if found is None:
+        return None
+    return {
+        "reserved": found.reserved,
+        "reserved_reason": found.reserved_reason,
+        "consistency": found.demands.consistency.value,
+        "visibility": found.demands.visibility.value,
+        "degrade_after_ms": found.demands.degrade_after_ms,
+        "confirm": str(found.demands.confirm),
+        "plugins": [{"plugin": each.name, "version": each.version} for each in found.plugins],
+    }
+
+
+def _link(link: Link) -> Mapping[str, Any]:
+    return {
+        "link_id": link.link_id,
+        "remote_cluster_id": link.remote_cluster_id,
+        "mode": link.mode,
+        "mappings": [_mapping(each) for each in link.mappings],
+        "offsets_topics": [_mapping(each) for each in link.offsets_topics],
+        "config": {name: each.value for name, each in sorted(link.settings.config.items()) if each.value is not None},
+    }
+
+
+def _mapping(mapping: NamespaceMapping) -> Mapping[str, Any]:
+    fields = {
+        "type": mapping.type.value,
+        "local": mapping.local_prefix,
+        "remote": mapping.remote_prefix,
+        "role": mapping.role.value,
+        "disable_transaction_verification": mapping.disable_transaction_verification or None,
+        "offsets": None if mapping.offsets is None else mapping.offsets.form.value,
+        "on_source_loss": mapping.on_source_loss and mapping.on_source_loss.value,
+        "on_source_delete": mapping.on_source_delete and mapping.on_source_delete.value,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
