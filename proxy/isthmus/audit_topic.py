@@ -8,6 +8,7 @@ log alone. One whose fate was unknown may be in the topic twice: :meth:`AuditTop
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ BATCH_BYTES_MAX: Final = 256 * 1024
 RETENTION_MS: Final = 365 * 24 * 3600 * 1000
 """Of a topic that is made; operators may set another."""
 REQUEST_TIMEOUT_S: Final = 10.0
+LOOKED_FOR_S: Final = 10.0
+"""How often the topic is looked for: any proxy may have made it, and clients may read it at none, by its id either."""
 LISTED_S: Final = 0.1
 """How often a topic that was made is looked for, until brokers list it."""
 RETRY_MIN_S: Final = 0.5
@@ -93,13 +96,11 @@ class AuditTopic:
     # ---- writing ----
 
     async def _send(self) -> None:
-        try:
-            await self._find(make=False)
-        except PeerFault:
-            pass  # it is looked for again before it is written
         pause = RETRY_MIN_S
         while True:
-            await self._came.wait()
+            if not self._waiting:
+                await self._look()
+                continue
             some = self._next()
             trouble = await self._appended(some)
             if trouble is None:
@@ -114,6 +115,17 @@ class AuditTopic:
             if trouble is not None:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MAX_S)
+
+    async def _look(self) -> None:
+        """See which id the topic has, and return when there are lines, or after a while."""
+        try:
+            self._known = False
+            await self._find(make=False)
+        except PeerFault:
+            pass  # it is looked for again before it is written
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOKED_FOR_S):
+                await self._came.wait()
 
     def _next(self) -> list[bytes]:
         """The lines that go next, at least one."""

@@ -13,10 +13,13 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from support.kafka import unique
 from support.links import until
+from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
 from isthmus_control.model import AUDIT_TOPIC
+from isthmus_protocol.error_codes import TOPIC_AUTHORIZATION_FAILED
+from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
 
@@ -38,6 +41,7 @@ def test_every_proxy_tells_who_changed_what(tmp_path: Path) -> None:
         body = {"type": "topic", "prefix": prefix, "reserved": True}
         made = httpx.post(f"{one.url}/v1/namespaces", json=body, headers=token, timeout=60, trust_env=False)
         assert made.status_code == 201, made.text
+        until("it cannot be read by its id, either", lambda: fetched_by_id(two) == TOPIC_AUTHORIZATION_FAILED)
         two.cli("namespace", "alter", prefix, "--consistency", "strict")
 
         def both() -> bool:
@@ -81,6 +85,18 @@ def test_every_proxy_tells_who_changed_what(tmp_path: Path) -> None:
         two.cli("namespace", "create", prefix)
         until("it is there again", lambda: AUDIT_TOPIC in admin_client.list_topics(timeout=20).topics, timeout_s=60)
         until("its line, too", lambda: [each["action"] for each in two.cli("audit")] == ["POST /v1/namespaces"])
+
+
+def fetched_by_id(proxy: ProxyProcess) -> int:
+    """What a client is told of the topic that reads it by its id, by way of a proxy that has changed nothing."""
+    with Wire(proxy.bootstrap) as wire:
+        named = wire.request(
+            ApiKey.METADATA, 12, {"topics": [{"name": AUDIT_TOPIC}], "allow_auto_topic_creation": False}
+        )
+        (topic,) = named.topics
+        asked = {"topic_id": topic.topic_id, "partitions": [{"partition": 0, "fetch_offset": 0}]}
+        answer = wire.request(ApiKey.FETCH, 13, {"max_wait": 100, "max_bytes": 1000, "topics": [asked]})
+        return int(answer.responses[0].partitions[0].error_code) if answer.responses else 0
 
 
 def warnings(proxy: ProxyProcess) -> list[str]:

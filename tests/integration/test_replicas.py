@@ -21,8 +21,9 @@ def link(kafka: KafkaCluster) -> Iterator[Linked]:
     """A target of this module's own: its brokers are killed."""
     with (
         KafkaCluster(name="replicas", brokers=3) as target,
-        # A lease that outlasts the election of another leader of the control topic.
-        linked(kafka, target, b_proxies=[whole(target, proxy={"lease_s": 12.0})]) as pair,
+        # A lease that outlasts the election of another leader of the control topic, and an ack that is waited for in
+        # vain (10 s) behind the end of two brokers: who has none tells that, and asks brokers for nothing more.
+        linked(kafka, target, b_proxies=[whole(target, proxy={"lease_s": 30.0})]) as pair,
     ):
         pair.attach()
         yield pair

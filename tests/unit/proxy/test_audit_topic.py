@@ -104,6 +104,7 @@ async def sent(topic: AuditTopic) -> None:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_topic, "RETRY_MIN_S", 0.01)
     monkeypatch.setattr(audit_topic, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(audit_topic, "LOOKED_FOR_S", 0.01)
 
 
 def test_the_topic_is_made_with_the_first_line_and_with_the_brokers_that_there_are() -> None:
@@ -118,6 +119,23 @@ def test_the_topic_is_made_with_the_first_line_and_with_the_brokers_that_there_a
         assert topic.trouble is None
 
     with_topic(test)
+
+
+def test_a_topic_that_others_made_is_found_without_a_line() -> None:
+    """Clients could read it by its id, else."""
+
+    async def run() -> None:
+        topic, cluster = AuditTopic(Supervision()), Cluster()
+        found = asyncio.Event()
+        client: Any = cluster
+        topic.start(client, lambda topic_id: found.set())
+        await asyncio.sleep(0.02)
+        cluster.there = True
+        async with asyncio.timeout(10):
+            await found.wait()
+        await topic.stop()
+
+    asyncio.run(run())
 
 
 def test_lines_wait_while_the_topic_takes_none_and_are_bounded() -> None:

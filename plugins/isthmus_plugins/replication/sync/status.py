@@ -33,7 +33,14 @@ from isthmus_plugins.replication.sync.quorums import is_degraded
 if TYPE_CHECKING:
     from isthmus_plugins.replication.sync.leases import SyncLeases
 
-CAUSES = frozenset({reasons.NOT_FOLLOWING, ReasonCode.DECISION_NOT_STORED, ReasonCode.TARGET_REFUSES_RECORDS})
+CAUSES = frozenset(
+    {
+        reasons.NOT_FOLLOWING,
+        reasons.BROKER_UNAVAILABLE,
+        ReasonCode.DECISION_NOT_STORED,
+        ReasonCode.TARGET_REFUSES_RECORDS,
+    }
+)
 """Why a partition stands still: shown before what came of it."""
 REPORTED_S = 3.0
 """How long what the source reported of a partition is shown without another word from it."""

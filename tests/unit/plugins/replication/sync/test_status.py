@@ -12,6 +12,7 @@ from isthmus_control.clock import Hlc, Register
 from isthmus_control.model import LinkMode
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins.links import PartitionStatus, SyncStatus
+from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.sync.status import note_led
 
 NOT_CONFIRMED = SyncStatus(state="Out-Of-Sync", reason=ReasonCode.TIMEOUT_ERROR, message="nothing was confirmed")
@@ -24,6 +25,7 @@ NOT_CONFIRMED = SyncStatus(state="Out-Of-Sync", reason=ReasonCode.TIMEOUT_ERROR,
         (ReasonCode.TARGET_LACKS_REPLICAS, ReasonCode.TIMEOUT_ERROR),
         (ReasonCode.TARGET_REFUSES_RECORDS, ReasonCode.TARGET_REFUSES_RECORDS),
         (ReasonCode.DECISION_NOT_STORED, ReasonCode.DECISION_NOT_STORED),
+        (reasons.BROKER_UNAVAILABLE, reasons.BROKER_UNAVAILABLE),
     ],
 )
 def test_why_a_partition_stands_still_is_shown_before_what_came_of_it(reason: str | None, shown: str) -> None:
