@@ -31,6 +31,9 @@ CONTROL_TOPIC = INTERNAL_PREFIX + "control"
 TRANSACTIONS_TOPIC = INTERNAL_PREFIX + "transactions"
 AUDIT_TOPIC = INTERNAL_PREFIX + "audit"
 
+TOPIC_NAME_CHARS_MAX = 249
+"""Of a topic's name, all ASCII: brokers have no longer one, and clients may ask for any."""
+
 KAFKA_INTERNAL_TOPICS = frozenset(
     ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata", "__remote_log_metadata")
 )

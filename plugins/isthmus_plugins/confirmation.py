@@ -28,6 +28,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final, Protocol
 
+from isthmus_control.model import TOPIC_NAME_CHARS_MAX
 from isthmus_plugins.api import (
     NEED_MORE,
     Close,
@@ -212,7 +213,7 @@ class AckGate:
                 return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
             if self._concerns(name):
                 names[topic] = name
-            elif len(self._free) < KNOWN_MAX:
+            elif len(self._free) < KNOWN_MAX and len(topic) <= TOPIC_NAME_CHARS_MAX:
                 self._free.add(topic)
         if not names:
             return None
@@ -255,6 +256,8 @@ class AckGate:
 
     def _concerns(self, topic: str) -> bool:
         concerned = self._concerned.get(topic)
+        if concerned is None and len(topic) > TOPIC_NAME_CHARS_MAX:
+            return self.confirmer.concerns(topic)
         if concerned is None:
             if len(self._concerned) >= KNOWN_MAX:  # clients name topics that there are not, too
                 self._concerned.clear()

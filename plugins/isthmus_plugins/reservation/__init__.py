@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
+from isthmus_control.model import TOPIC_NAME_CHARS_MAX
 from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -152,7 +153,7 @@ class ReservationPlugin:
                 return self.on_change(request) if request.whole else NEED_MORE
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.clear()
-        self._allowed.update(topics)
+        self._allowed.update(topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX)
         return None
 
     def _without_lease(self, request: Request) -> Verdict:

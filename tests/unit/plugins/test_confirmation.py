@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 import uuid
 from collections.abc import Collection
 from types import SimpleNamespace
@@ -127,6 +128,17 @@ def test_leave_to_wait_ends_when_other_topics_count_and_what_was_let_through_wai
         assert looks is None
     assert leave is not None
     assert leave.answers is None
+
+
+def test_names_that_no_topic_can_have_are_not_kept(acks: Acks) -> None:
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            acks.asked(produced({f"{number}{'x' * 100_000}": {0: 1}}))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1_000_000
 
 
 def test_leave_is_given_for_one_topic_alone(acks: Acks) -> None:

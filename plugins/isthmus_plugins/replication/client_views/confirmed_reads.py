@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
-from isthmus_control.model import ResourceType
+from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.fetch_verdicts import without_session
@@ -155,9 +155,8 @@ class ConfirmedReads:
                     return None
                 demands = self._context.control.state.lookup.demands(ResourceType.TOPIC, known)
                 name = known if demands.confirmed and self._is_led(known) else None
-                if len(self._asked) > NAMES_MAX:
-                    self._asked.clear()
-                self._asked[topic] = name
+                if len(topic) <= TOPIC_NAME_CHARS_MAX:
+                    self._remember({topic: name})
             if name is not None:
                 names[topic] = name
         return names
@@ -168,8 +167,13 @@ class ConfirmedReads:
             found = await self._context.topic_names(asked := tuple(topics))
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
-        self._asked |= dict.fromkeys(set(asked) - found.keys())  # the broker knows no such topics, either
+        self._remember(dict.fromkeys(set(asked) - found.keys()))  # the broker knows no such topics, either
         return look(request)
+
+    def _remember(self, names: Mapping[bytes, str | None]) -> None:
+        if len(self._asked) + len(names) > NAMES_MAX:
+            self._asked.clear()
+        self._asked |= names
 
     # ---- answers to Fetch ----
 

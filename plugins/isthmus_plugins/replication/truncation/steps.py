@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from isthmus_control.model import Reason
+from isthmus_control.model import TOPIC_NAME_CHARS_MAX, Reason
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     MOVED_OFFSETS_MAX,
@@ -48,8 +48,6 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 REFILLED_AT_ONCE: Final = 8
 """Partitions."""
-NAME_MAX: Final = 249
-"""Of a topic: Kafka's own limit."""
 REFILL_PAUSE_MAX_S: Final = 30.0
 """Between two refills in vain: the first pause is a second, and each one twice as long as that before it."""
 IDLE_TRIES_MAX: Final = 30
@@ -306,7 +304,7 @@ class TruncationSteps:
         raised = topic_settings.lower_than(effective, largest)
         needed = {*topic_settings.OVERRIDES, *raised}
         # Under another name: this one is taken still.
-        name = f"{truncation.topic[: NAME_MAX - 10]}-{truncation.topic_id[:8]}"
+        name = f"{truncation.topic[: TOPIC_NAME_CHARS_MAX - 10]}-{truncation.topic_id[:8]}"
         topic = NewTopic(name, len(truncation.partitions), info.replication_factor, own | raised)
         try:
             taken, refused = await setting_changes.creatable(self._context.cluster, topic, needed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from typing import Any, cast
@@ -96,6 +97,18 @@ def test_a_part_of_a_frame_is_enough_only_for_topics_that_are_open(plugin: Reser
     assert plugin.on_produce(produce(9, "open-1", part=0.8)) is None
     assert plugin.on_produce(produce(9, "open-1", part=0.2)) is NEED_MORE
     assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is NEED_MORE
+
+
+def test_names_that_no_topic_can_have_are_not_kept(plugin: ReservationPlugin) -> None:
+    """They may be megabytes long: fifty requests left 200 MiB behind."""
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            assert plugin.on_produce(produce(9, f"{number}{'x' * 100_000}")) is None
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1_000_000
 
 
 def test_what_was_open_is_not_remembered_past_a_reservation(plugin: ReservationPlugin, process: Process) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import tracemalloc
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -131,6 +132,21 @@ def test_what_no_namespace_asks_for_is_not_looked_at(version: int) -> None:
     async def work() -> None:
         scene = Scene()
         assert scene.fetch(version, "t") is None
+
+    run(work)
+
+
+def test_names_that_no_topic_can_have_are_not_kept() -> None:
+    async def work() -> None:
+        scene = Scene()
+        tracemalloc.start()
+        try:
+            for number in range(50):
+                assert scene.fetch(12, f"{number}{'x' * 100_000}") is None
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 1_000_000
 
     run(work)
 
