@@ -68,7 +68,7 @@ def _link(link: Link) -> Mapping[str, Any]:
     return {
         "link_id": link.link_id,
         "remote_cluster_id": link.remote_cluster_id,
-        "mode": link.mode,
+        "mode": link.mode.value,
         "mappings": [_mapping(each) for each in link.mappings],
         "offsets_topics": [_mapping(each) for each in link.offsets_topics],
         "config": {name: each.value for name, each in sorted(link.settings.config.items()) if each.value is not None},

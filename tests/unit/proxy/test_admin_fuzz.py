@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -93,6 +94,11 @@ class Log:
         self.key_id = ""
         self.unsigned = Unsigned()
         self._control = control
+        self._applied(control.state)
+        control.subscribe(self._applied)
+
+    def _applied(self, state: ControlState) -> None:
+        self.leases.applied(state, time.monotonic())
 
     @property
     def state(self) -> ControlState:
