@@ -39,28 +39,28 @@ _CLIENT_SETTINGS: Final = {
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
 }
+_FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+FILE_BYTES_MAX: Final = 64 * 1024
 
 
 class ClientFileError(ValueError):
-    """The file with client settings cannot be used."""
+    """The file with client settings cannot be used. The message tells nothing that stands in it: who names the file may
+    not be one who may read it."""
 
 
 def client_settings(path: str) -> dict[str, Any]:
     """A client's settings from a properties file, as :class:`AIOKafkaProducer` takes them. Raises ClientFileError."""
     if not path:
         return {}
-    try:
-        lines = [line.strip() for line in Path(path).read_text().splitlines()]
-    except OSError as error:
-        raise ClientFileError(f"{path}: {error.strerror}") from error
-    said = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    said = {name.strip(): value.strip() for name, value in said.items()}
-    authorities = said.pop("ssl.ca.location", None)
-    certificate, key = said.pop("ssl.certificate.location", None), said.pop("ssl.key.location", None)
-    unknown = sorted(said.keys() - _CLIENT_SETTINGS.keys())
-    if unknown:
-        known = sorted((*_CLIENT_SETTINGS, "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"))
-        raise ClientFileError(f"{path}: {unknown[0]} is not known; known are {', '.join(known)}")
+    said: dict[str, str] = {}
+    for number, line in enumerate(_lines(path), 1):
+        name, given, value = line.partition("=")
+        if given and not line.startswith("#"):
+            if name.strip() not in (*_CLIENT_SETTINGS, *_FILES):
+                known = ", ".join(sorted((*_CLIENT_SETTINGS, *_FILES)))
+                raise ClientFileError(f"{path}: line {number} has none of the settings that are known: {known}")
+            said[name.strip()] = value.strip()
+    authorities, certificate, key = (said.pop(name, None) for name in _FILES)
     settings: dict[str, Any] = {_CLIENT_SETTINGS[name]: value for name, value in said.items()}
     if "SSL" in settings.get("security_protocol", ""):
         try:
@@ -70,6 +70,22 @@ def client_settings(path: str) -> dict[str, Any]:
         except OSError as error:
             raise ClientFileError(f"{path}: its certificates cannot be read: {error}") from error
     return settings
+
+
+def _lines(path: str) -> list[str]:
+    """Raises ClientFileError."""
+    try:
+        if not Path(path).is_file():
+            raise ClientFileError(f"{path}: No such file")
+        with Path(path).open("rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1).decode()
+    except OSError as error:
+        raise ClientFileError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ClientFileError(f"{path}: not UTF-8") from None
+    if len(text) > FILE_BYTES_MAX:
+        raise ClientFileError(f"{path}: more than {FILE_BYTES_MAX} bytes")
+    return [line.strip() for line in text.splitlines()]
 
 
 class KafkaTopic:
