@@ -336,6 +336,37 @@ def test_a_new_topic_is_asked_for_without_all_others() -> None:
     on_scene(work)
 
 
+def test_a_new_topic_does_not_wait_for_the_answer_about_all_others() -> None:
+    async def work(scene: Scene) -> None:
+        for number in range(20):
+            scene.add(f"l-{number}", 1)
+        await asyncio.sleep(SOON_S)
+        answered, told = asyncio.Event(), scene.connection.call
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            answer = await told(question, timeout_s)
+            if len(question.topics) == 20:
+                await answered.wait()
+            return answer
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        await asyncio.sleep(2 * PREPARE_INTERVAL_S)
+        scene.connection.asked.clear()
+        scene.add("l-new", 1)
+        await scene.cluster.create_partitions("l-0", 2)
+        await asyncio.sleep(SOON_S)
+        assert {each.topic for asked in scene.connection.asked for each in asked.topics} == {"l-new", "l-0"}
+        assert scene.led["l-new", 0] == "r-new"
+        leaders = scene.discovery.led[LinkPartition(LINK, "l-0", 1)].leaders  # type: ignore[union-attr]
+        assert leaders == (9, 9)
+        answered.set()
+        await asyncio.sleep(0.1)
+        leaders = scene.discovery.led[LinkPartition(LINK, "l-0", 1)].leaders  # type: ignore[union-attr]
+        assert leaders == (9, 9), "what was asked before says nothing of it"
+
+    on_scene(work)
+
+
 def test_a_topic_that_is_not_ready_is_asked_for_again_without_all_others() -> None:
     async def work(scene: Scene) -> None:
         scene.connection.refused.add("l-refused")
