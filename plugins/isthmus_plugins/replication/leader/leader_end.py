@@ -134,8 +134,8 @@ class LeaderEnd(Part):
 
     # ---- a stream for each led partition ----
 
-    def _reconcile(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Have a stream for each partition that was found to be led, and no other."""
+    def _reconcile(self, topics: Mapping[str, TopicInfo]) -> bool:
+        """Have a stream for each partition that was found to be led, and no other; whether they are all open."""
         led, truncating = self.discovery.led, self._context.control.state.truncations
         for key in [key for key in self.stopped if key not in led or key.topic in truncating]:
             del self.stopped[key]
@@ -147,6 +147,7 @@ class LeaderEnd(Part):
                 stopped = self.stopped.get(key)
                 if stopped is None or stopped.retry_at <= now:
                     self._open(key, topics[key.topic])
+        return self._streams.keys() == led.keys()
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""
@@ -207,6 +208,7 @@ class LeaderEnd(Part):
         """End a stream; ``why`` (code, message) is sent to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
+            self.discovery.unsettle()
             self.lag_without_stream.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
         stream.connection.drop_stream(stream.stream_id)

@@ -24,6 +24,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 PREPARE_INTERVAL_S: Final = 3.0
 """How often all topics are sent to the target although nothing changed here: it may have lost or moved some."""
+LOOKS_SHARE: Final = 0.1
+"""Of the time that passes: what asking for all of them takes, where there are many."""
 PREPARE_TIMEOUT_S: Final = 60.0
 MADE_AT_ONCE: Final = 100
 """Topics in one call that the target may have to make."""
@@ -195,10 +197,13 @@ class TargetTopics:
         for known in (preparing.configured, preparing.sent, preparing.ends, preparing.asked):
             for name in known.keys() - led:
                 del known[name]
-        preparing.all_due_at = self._clock.monotonic() + PREPARE_INTERVAL_S
+        began = self._clock.monotonic()
+        due_at = preparing.all_due_at = began + PREPARE_INTERVAL_S
         try:
             await self._asked(link_name, preparing, self._prepare_some(link_name, preparing, connection, wanted))
         finally:
+            if preparing.all_due_at == due_at:
+                preparing.all_due_at = max(due_at, began + (self._clock.monotonic() - began) / LOOKS_SHARE)
             preparing.looking = False
             self._wake()
 
