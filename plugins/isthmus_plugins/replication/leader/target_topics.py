@@ -26,6 +26,8 @@ PREPARE_INTERVAL_S: Final = 3.0
 """How often all topics are sent to the target although nothing changed here: it may have lost or moved some."""
 LOOKS_SHARE: Final = 0.1
 """Of the time that passes: what asking for all of them takes, where there are many."""
+PREPARE_INTERVAL_MAX_S: Final = 6.0
+"""Less than the target's ``NEW_SAID_S``."""
 PREPARE_TIMEOUT_S: Final = 60.0
 MADE_AT_ONCE: Final = 100
 """Topics in one call that the target may have to make."""
@@ -203,7 +205,8 @@ class TargetTopics:
             await self._asked(link_name, preparing, self._prepare_some(link_name, preparing, connection, wanted))
         finally:
             if preparing.all_due_at == due_at:
-                preparing.all_due_at = max(due_at, began + (self._clock.monotonic() - began) / LOOKS_SHARE)
+                pause_s = min(PREPARE_INTERVAL_MAX_S, (self._clock.monotonic() - began) / LOOKS_SHARE)
+                preparing.all_due_at = max(due_at, began + pause_s)
             preparing.looking = False
             self._wake()
 
