@@ -171,9 +171,11 @@ class SyncConfirmer(Confirmer, Part):
         topic_id = self._pushed.topic_id(place[0])
         self._forget_another(place[0], topic_id)
         ends = [quorum.end(self.known, epoch) for quorum in self.requirements.needed(place, transactional, scope)]
-        if not ends:
+        end = min(ends, default=None)
+        if end is None or end > 0:
+            self._new.acked(place)
+        if end is None:
             return None
-        end = min(ends)
         self._quorums.may_be_acked(place, topic_id, epoch, end, scope)
         return end
 
