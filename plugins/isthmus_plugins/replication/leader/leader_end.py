@@ -95,6 +95,8 @@ class LeaderEnd(Part):
         self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
+        self.on_gone: Callable[[LeaderStream], None] = not_joined
+        """Called when the source's broker says that it does not have the partition of a stream."""
         self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = not_joined
         """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
         :meth:`resume_tails`."""

@@ -216,6 +216,13 @@ class SyncConfirmer(Confirmer, Part):
                 self._stable[stream.key] = (stream.leader_epoch, stream.stable)
             self.on_confirmed(stream)
 
+    def on_gone(self, stream: LeaderStream) -> None:
+        """The source's broker does not have a partition that is pushed any more: what was confirmed of it says nothing
+        of that of another topic, which may have the name already, and which no look has shown yet."""
+        if stream.copy is None and self._known_ids.get(stream.key.topic) == stream.topic_id:
+            for known in (self.known, self._stable):
+                known.pop(stream.key, None)
+
     def on_confirmed(self, stream: SyncPlace) -> None:
         """The follower has more of a partition, or it was opened."""
         if not self.links.active:

@@ -473,6 +473,27 @@ def test_what_was_acked_before_anybody_saw_that_it_is_another_topic_is_not_held_
     on_source(work)
 
 
+def test_what_was_confirmed_of_a_topic_that_its_broker_does_not_have_any_more_lets_no_ack_of_the_next_one_go() -> None:
+    """The read of its log is answered so as soon as it is deleted, before a look shows which topic has the name."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        source.log.write_values(*[b"v"] * 5)
+        source.confirm()
+        await look_on(source, dict(await source.cluster.topics()))
+        source.sync.on_gone(source.stream)  # type: ignore[arg-type]
+        source.ends.pushed = None
+        make_anew(source)
+        first = source.produce()
+        await asyncio.sleep(0.2)
+        assert produced(first) is None
+        await found_anew(source)
+        await held_from_first(source)
+        assert produced(first) == 0
+
+    on_source(work)
+
+
 def test_a_broker_that_lags_shows_no_new_topic() -> None:
     """It shows the one that was deleted: what is recorded of the one that is there stays."""
 
