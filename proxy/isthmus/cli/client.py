@@ -33,7 +33,9 @@ class Admin:
         self.output = output
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         # Proxies of the environment are for the world outside, admin listeners are on private addresses.
-        self._client = httpx.Client(timeout=timeout, trust_env=False)
+        # To read the world's authorities takes longer than a request, and plain HTTP has no use for them.
+        secure = not self.url.lower().startswith("http:")
+        self._client = httpx.Client(timeout=timeout, trust_env=False, verify=secure)
         self._errors = httpx
 
     def __enter__(self) -> Self:
