@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -17,15 +18,19 @@ from typing import IO, Any, Final, Self
 
 import httpx
 
+from isthmus_bench import ready_commands
 from isthmus_bench.kafka import ports
 from isthmus_bench.kafka.processes import wait_stopped
 from isthmus_bench.kafka.settings import Reach
 
 START_TIMEOUT_S: Final = 40.0
 STOP_TIMEOUT_S: Final = 30.0
+CLI_TIMEOUT_S: Final = 300
 HOST: Final = "127.0.0.1"
 BROKER_IDS_MAX: Final = 9
 """In front of a whole cluster, a proxy's ports for the brokers follow its first one by their ids."""
+_NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Admin listeners here speak plain HTTP. To read the world's authorities takes 25 ms of a core, for each request."""
 
 EARLIER_VERSION: Final = "ISTHMUS_EARLIER_VERSION"
 """In a proxy's environment: it runs one, which does not know :data:`LATER_SETTINGS`."""
@@ -160,7 +165,7 @@ class ProxyProcess:
             if self._process.poll() is not None:
                 raise ProxyFailed(f"proxy {self.name} ended with {self._process.returncode}:\n{self.log[-3000:]}")
             try:
-                if httpx.get(f"{self.url}/health/ready", timeout=5, trust_env=False).status_code == 200:
+                if self._answer("/health/ready", 5).status_code == 200:
                     return
             except httpx.HTTPError:
                 pass
@@ -216,22 +221,19 @@ class ProxyProcess:
 
     def cli(self, *arguments: str, check: bool = True) -> Any:
         """Run an ``isthmus`` command against this proxy with ``-o json``; returns what it printed, parsed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "isthmus", *arguments, "--url", self.url, "-o", "json"],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = ready_commands.run([*arguments, "--url", self.url, "-o", "json"], CLI_TIMEOUT_S)
         if check and done.returncode != 0:
             raise ProxyFailed(f"isthmus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     def get(self, path: str) -> Any:
         """GET a REST resource of the proxy."""
-        answer = httpx.get(self.url + path, timeout=30, trust_env=False)
+        answer = self._answer(path, 30)
         answer.raise_for_status()
         return answer.json()
+
+    def _answer(self, path: str, timeout_s: float) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=timeout_s, trust_env=False, verify=_NO_AUTHORITIES)
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -50,9 +50,10 @@ GROWTH_MAX: Final = 1.2
 FOLLOW_TIMEOUT_S: Final = 900.0
 API_TIMEOUT_S: Final = 120.0
 LOOK_S: Final = 0.25
-LOOK_MAX_S: Final = 2.0
-LOOKS_SHARE: Final = 0.1
-"""Of the time that passes: what looking at the states of partitions takes, with a pause of two seconds at most."""
+LOOK_MAX_S: Final = 10.0
+LOOKS_IN_REST: Final = 2
+"""The states of partitions are looked at again after this part of the time that all of them may still take: looking
+costs the proxy something, too."""
 NEW_TOPIC_LOOK_S: Final = 0.02
 TOPIC_OWN: Final = 1
 """ConfigSource of a topic's own settings."""
@@ -294,16 +295,17 @@ class _Scale:
         self._http.post("/v1/namespaces", json={"type": "topic", "prefix": prefix}).raise_for_status()
         body = {"type": "topic", "local": prefix, "remote": prefix, "role": "leader"}
         self._http.post(f"/v1/links/{LINK}/mappings", json=body).raise_for_status()
-        wanted, deadline = size * self._plan.partitions, time.monotonic() + FOLLOW_TIMEOUT_S
+        wanted, began = size * self._plan.partitions, time.monotonic()
         while True:
-            asked_at = time.monotonic()
             partitions = self._http.get(f"/v1/links/{LINK}").raise_for_status().json()["partitions"]
             following = sum(each["state"] == "Following" and each["topic"].startswith(prefix) for each in partitions)
             if following == wanted:
                 return
-            if time.monotonic() > deadline:
+            took_s = time.monotonic() - began
+            if took_s > FOLLOW_TIMEOUT_S:
                 raise ProxyFailed(f"{following} of {wanted} partitions follow:\n{self._log()}")
-            time.sleep(min(LOOK_MAX_S, max(LOOK_S, (time.monotonic() - asked_at) / LOOKS_SHARE)))
+            rest_s = took_s * (wanted - following) / following if following else took_s
+            time.sleep(min(LOOK_MAX_S, max(LOOK_S, rest_s / LOOKS_IN_REST)))
 
     def _verify(self) -> None:
         operation = self._http.post(f"/v1/links/{LINK}/verify").raise_for_status().json()

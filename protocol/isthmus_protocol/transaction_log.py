@@ -85,6 +85,10 @@ class Transaction(NamedTuple):
         """Whether the producer's next transaction may have the same epoch."""
         return self.client_version < EPOCH_FOR_EACH
 
+    def is_under_way(self, producer_id: int, epoch: int) -> bool:
+        """Whether it is one of a producer, with this epoch, that was begun and not decided."""
+        return (self.producer_id, self.producer_epoch, self.state) == (producer_id, epoch, TransactionState.ONGOING)
+
 
 class Change(NamedTuple):
     """A transactional id has another state."""

@@ -259,7 +259,7 @@ def test_a_transactional_id_that_is_in_use_at_both_clusters() -> None:
             assert answer.partition_responses[0].error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
             assert wire.request(ApiKey.END_TXN, 3, identity | {"committed": False}).error_code == 0
         assert commit(link.b, b"a2") > (number, epoch), "as its client does"
-        found = [each.value for each in link.b.read(topic, isolation="read_committed")]
+        found = [each.value for each in link.b.read_decided(topic)]
         assert found == [b"a0", b"a1", b"b0", b"b1", b"b2", b"b3", b"a2"]
 
 
@@ -372,5 +372,5 @@ def test_a_transactional_producer_has_to_initialise_again(kind: str) -> None:
         else:
             assert moved.ask("abort") == "done"
         assert transaction(moved, "after") == ["done"] * 3
-        committed = link.b.read(topic, isolation="read_committed")
+        committed = link.b.read_decided(topic)
         assert [each.value for each in committed] == [b"before", b"after"]

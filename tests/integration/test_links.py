@@ -223,6 +223,7 @@ def test_a_deleted_source_topic(link: Linked) -> None:
 # ---- somebody else's records ----
 
 
+@pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("while_connected", [True, False])
 def test_a_write_that_bypasses_the_proxy_shows_as_diverged_and_is_cut(link: Linked, while_connected: bool) -> None:
     source, target = link.names("bypassed")

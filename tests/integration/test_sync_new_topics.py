@@ -82,6 +82,31 @@ def test_a_topic_that_its_producer_makes_is_in_sync_from_its_first_ack(link: Lin
     assert [record.value for record in link.b.read(target)] == [b"first"], "and once"
 
 
+def test_a_topic_that_is_made_again_is_in_sync_from_its_first_ack(link: Linked) -> None:
+    """It is written as soon as it is there, when no look has shown yet that it is another one than was confirmed."""
+    source, target = link.names("made-again")
+    link.a.proxy.cli("link", "alter", link.name, "--local", link.local, "--on-source-delete", "delete")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"old"] * 5)
+    until("the target has a lease", lambda: not link.a.partitions(link.name)[0]["sync"]["from_first"])
+    watching = Watching(link)
+    acked: list[str] = []
+    producer = link.a.producer()
+    link.a.delete_topic(source)
+    link.a.create_topic(source)
+    producer.produce(source, b"new", on_delivery=lambda error, _: acked.append(str(error)))
+    until("acked", lambda: producer.poll(0.01) is not None and acked, 60, 0)
+    before = list(watching.seen)
+    link.a.kafka.kill(link.a.kafka.broker_ids[0])
+    link.a.proxy.kill()
+    assert acked == ["None"]
+    watching.end()
+    assert {at_source for at_source, _ in before} == {"In-Sync"}
+    until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
+    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
+    assert [record.value for record in link.b.read(target)] == [b"new"], "and nothing else"
+
+
 def test_a_transaction_in_a_topic_that_it_makes_is_there_when_its_commit_was_acked(link: Linked) -> None:
     source, target = link.names("made-by-a-transaction")
     producer = link.a.producer(transactional_id=unique("tx"))

@@ -184,7 +184,7 @@ def test_clients_that_are_told_to_ask_again_commit_once(link: Linked, topic: str
             each.result(120)
     found: Counter[Any] = Counter()
     for partition in range(PARTITIONS):
-        records = link.a.read(topic, partition, isolation="read_committed")
+        records = link.a.read_decided(topic, partition)
         found.update(each.value for each in records if each.offset >= before[partition])
     assert {value: found[value] for value in sent} == dict(sent)
     assert sum(count for value, count in found.items() if value not in sent) == 60, "of Java"
@@ -220,7 +220,7 @@ def test_java_asks_again_for_a_commit_that_is_not_stored_and_commits_once(link: 
         finally:
             alter_topic(link.b, STORE, {"max.message.bytes": "16777216"})
         assert "60 records sent" in java.result(120)
-    found = [link.a.read(topic, index, isolation="read_committed") for index in range(PARTITIONS)]
+    found = [link.a.read_decided(topic, index) for index in range(PARTITIONS)]
     assert sum(each.offset >= end for end, records in zip(before, found, strict=True) for each in records) == 60
     with Wire(link.b.kafka.bootstrap_servers) as wire:
         values = [json.loads(each.value or b"{}") for _, data in read_log(wire, STORE) for each in decode_records(data)]

@@ -15,7 +15,6 @@ Records say what their writers had applied, and with odd seeds they are signed: 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import uuid
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 import pytest
 from support.control_cluster import Client, ControlCluster, Disk, Group
 from support.fake_cluster import LoopClock, run_simulated, simulated_now
+from support.seeds import seeds
 
 from isthmus import anchor_keeper, anchor_places, control_log, control_repair, control_start, control_topic
 from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, LeaseSpec
@@ -44,8 +44,6 @@ T = TypeVar("T")
 PROXIES = 3
 LEASE_MS = 9_000
 KIND = ResourceType.TOPIC
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "4"))
-FIRST_SEED = int(os.environ.get("ISTHMUS_SIM_FIRST_SEED", "0"))
 QUIET_S = 40.0
 
 
@@ -346,7 +344,7 @@ def simulate(seed: int) -> World:
     return run_simulated(work())
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_nothing_is_vouched_for_that_was_lost(seed: int) -> None:
     simulate(seed)
 

@@ -8,7 +8,6 @@ have what was acked, and whether what a target says of it is so.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, offsets_batch
 from support.partition_log import TIMESTAMP
 from support.replicas import End, falsely_out_of_sync
+from support.seeds import seeds
 from support.three import LINKS, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink
@@ -36,7 +36,6 @@ PARTITIONS = 2
 GROUPS = [f"{prefix}{number}" for prefix in ("any-", "all-") for number in range(3)]
 PLACE = ("local-t", 0)
 RECORDS = 1000
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "15"))
 ANY_1 = Confirm(1, tuple(sorted(LINKS.values())))
 COORDINATOR_LOAD_IN_PROGRESS = 14
 OUT = SyncState.OUT_OF_SYNC
@@ -276,7 +275,7 @@ class Scene:
         await three.stop()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_who_must_have_what_is_acked_has_it_and_no_claim_is_false(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed, (0, 5_000)[seed % 2], strict=seed % 5 == 4).run())
 

@@ -7,7 +7,6 @@ who has what was acked, and whether what a target says of it is so.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
 from support.replicas import End, falsely_out_of_sync
+from support.seeds import seeds
 from support.three import LINKS, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink, DegradeSync
@@ -35,7 +35,6 @@ TOPIC, REMOTE = "local-t", "remote-t"
 VERSION = 9
 PARTITIONS = 2
 TIMEOUT_MS = 30_000
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "15"))
 ANY_1, ANY_2 = (Confirm(count, tuple(sorted(LINKS.values()))) for count in (1, 2))
 DEGRADE_MS = 20_000
 OUT = SyncState.OUT_OF_SYNC
@@ -259,7 +258,7 @@ class Scene:
         await three.stop()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_who_must_have_what_is_acked_has_it_and_no_claim_is_false(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     confirm = (ANY_1, ANY_1, ANY_2, ALL)[seed % 4]
     run_simulated(Scene(seed, confirm, (0, 5_000)[seed // 4 % 2], strict=seed % 5 == 4).run())

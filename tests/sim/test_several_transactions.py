@@ -7,7 +7,6 @@ log ends last has all that was acked by then. And no transaction is torn on a si
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from typing import Any
 
@@ -16,6 +15,7 @@ from sim.test_sync_transactions import PARTITIONS, REMOTE, STATE_PARTITIONS, TOP
 from support.fake_cluster import run_simulated
 from support.partition_log import TIMESTAMP
 from support.replicas import INDEX, LINK_ID, End
+from support.seeds import seeds
 from support.three import INDEX_OF_C, LINKS, SECOND_ID, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink
@@ -25,7 +25,6 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC
 
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "8"))
 LINK_IDS = {"B": LINK_ID, "C": SECOND_ID}
 INDEXES = {"B": INDEX["B"], "C": INDEX_OF_C}
 ANY_1 = Confirm(1, tuple(sorted(LINKS.values())))
@@ -192,6 +191,6 @@ class Scene:
                 )
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_who_goes_by_a_claim_finds_every_commit_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed).run())

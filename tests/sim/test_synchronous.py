@@ -6,7 +6,6 @@ Connections are cut, proxies killed, the control log fails. Looked at after ever
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from support.fake_cluster import FakeControl, run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
 from support.replicas import HOUR_MS, LINK, End, Replicas, falsely_out_of_sync
+from support.seeds import seeds
 
 from isthmus_control.commands import AlterDemands, AlterLink, DetachNamespace
 from isthmus_control.control_state import ControlState
@@ -37,7 +37,6 @@ PARTITIONS = 2
 TIMEOUT_MS = 30_000
 ON_THE_WAY_S = 0.5
 """So long a confirmation may be on its way."""
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "40"))
 
 
 @dataclass
@@ -265,7 +264,7 @@ class Scene:
         await replicas.stop()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed, strict=seed % 4 == 3).run())
 

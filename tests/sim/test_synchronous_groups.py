@@ -6,7 +6,6 @@ Connections are cut, proxies killed, leaders move, coordinators and the control 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, offsets_batch
 from support.partition_log import TIMESTAMP
 from support.replicas import LINK, End, Replicas, falsely_out_of_sync
+from support.seeds import seeds
 
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
@@ -33,7 +33,6 @@ PARTITIONS = 2
 GROUPS = ("app-1", "app-2", "app-3")
 PLACE = ("local-t", 0)
 RECORDS = 1000
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "40"))
 COORDINATOR_LOAD_IN_PROGRESS = 14
 
 
@@ -258,7 +257,7 @@ class Scene:
         return len(claims) == PARTITIONS and all(each.until_ms > at_ms for each in claims.values())
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed).run())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, marker_batch, offsets_batch
 from support.partition_log import batch
 from support.replicas import LINK, LINK_ID, End, Replicas
+from support.seeds import seeds
 from support.transaction_state import state_batch, state_key, state_value
 
 from isthmus_control.commands import AlterLink
@@ -44,7 +44,6 @@ from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, Tra
 STATE_PARTITIONS = 2
 TXN_OFFSET_COMMIT_VERSION, END_TXN_VERSION = 3, 4
 RECORDS = 2000
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "12"))
 PLACE = (OFFSETS_TOPIC, 0)
 FAR = ("remote-t", 0)
 COORDINATOR_LOAD_IN_PROGRESS = 14
@@ -276,7 +275,7 @@ class App:
         self.record(ended, ())
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_committed_offsets_that_were_acked_are_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed).run())
 

@@ -205,7 +205,7 @@ def scene(pair: Linked, data: Path) -> Planted:
         lost = Counter(row["partition"] for row in read(data, "links") if row["state"] == "Disconnected")
         return sum(row["records"] for row in late) == len(missing) and min(lost[0], lost[1]) > 3
 
-    until("the last ones are in sealed files, and the link is lost for a while", captured)
+    until("the last ones are in sealed files, and the link is lost for a while", captured, interval_s=0.5)
     pair.a.proxy.stop()
     return Planted(pair, data, topic, written, duplicate, missing)
 

@@ -115,7 +115,7 @@ def test_what_is_foretold_comes_true(scene: Scene, spark: SparkSession) -> None:
     until("the mode is taken", lambda: pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous"), 20)
     until("acks wait", lambda: {each["state"] for each in pair.a.partitions(pair.name, topic)} == {"In-Sync"}, 20)
     written += sum(write(pair.a, topic, f"after-{number}") for number in range(ROUNDS))
-    until("all of it is in sealed files", lambda: scene.captured() >= written, 30)
+    until("all of it is in sealed files", lambda: scene.captured() >= written, 30, interval_s=0.5)
 
     traffic = events(spark, scene.data, tuple({*sync.COLUMNS, *latency.COLUMNS})).cache()
     before = traffic.where("client_id like 'before-%'")

@@ -241,6 +241,11 @@ class Side:
         until(f"no transaction is open in {topic}-{partition}", decided)
         return self.end(topic, partition)
 
+    def read_decided(self, topic: str, partition: int = 0) -> list[Read]:
+        """All committed records, when no transaction is open."""
+        self.decided_end(topic, partition)
+        return self.read(topic, partition, isolation="read_committed")
+
     def link(self, name: str, proxy: ProxyProcess | None = None) -> dict[str, Any]:
         """A link's status, as one proxy tells it."""
         found: dict[str, Any] = (proxy or self.proxy).get(f"/v1/links/{name}")

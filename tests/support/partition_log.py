@@ -8,6 +8,7 @@ The errors that a broker answers are returned as codes, as on the wire.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -377,12 +378,14 @@ class Partition:
         """Whole batches before ``end``, from the one on that holds ``offset``; one at least."""
         found: list[bytes] = []
         size = 0
-        for header, data in zip(self.headers, self.log, strict=True):
-            if header.next_offset > offset and header.next_offset <= end:
-                if found and size + len(data) > bytes_max:
-                    break
-                found.append(data)
-                size += len(data)
+        # Logs grow long, and are read at their end over and over.
+        first = bisect_right(self.headers, offset, key=lambda header: header.next_offset)
+        for number in range(first, len(self.log)):
+            data = self.log[number]
+            if self.headers[number].next_offset > end or (found and size + len(data) > bytes_max):
+                break
+            found.append(data)
+            size += len(data)
         return b"".join(found)
 
     def aborted_from(self, offset: int) -> tuple[tuple[int, int], ...]:

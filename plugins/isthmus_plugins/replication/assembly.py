@@ -216,6 +216,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came
     leader_end.on_confirmed = sync.on_stream
+    leader_end.on_gone = sync.on_gone
     leader_end.holds_from_first = sync.partitions.holds_from_first
     leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed

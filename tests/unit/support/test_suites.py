@@ -60,7 +60,7 @@ class Checkout:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments, "tests"],
             cwd=self.path,
-            env=without | environment,
+            env=without | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | environment,
             capture_output=True,
             text=True,
             check=False,

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from isthmus_control.commands import DoubtDeletions, PartitionOffset, TruncateProvenance
 from isthmus_control.control_state import ControlState, changed_keys
 from isthmus_control.lookup import Counterpart
-from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, Role, TopicState
+from isthmus_control.model import FollowerTopic, NamespaceMapping, OnSourceDelete, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
@@ -29,6 +29,7 @@ from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Numb
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S, read_position
 from isthmus_plugins.replication.follower.prerequisites import Prerequisites
 from isthmus_plugins.replication.follower.stream import FollowerStream
+from isthmus_plugins.replication.follower.topic_plans import another_source
 from isthmus_plugins.replication.follower.writers import Writers
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -248,10 +249,8 @@ class FollowerEnd(Part):
         if truncation is not None and not truncation.follows:
             raise LinkRejected(ReasonCode.TRUNCATING, truncation.describe())
         if record.source_topic_id != source_topic_id:
-            raise LinkRejected(
-                ReasonCode.SOURCE_TOPIC_ID_CHANGED,
-                f"the source's {record.source_topic} was deleted and created again; {topic} has the old one's records",
-            )
+            why = another_source(record, counterpart.mapping.on_source_delete is OnSourceDelete.DELETE)
+            raise LinkRejected(why.code, str(why))
         if (held := state.held(topic, record.topic_id, partition)) is not None:
             raise LinkRejected(ReasonCode.SOURCE_LOST_RECORDS, held.describe())
         return record, counterpart

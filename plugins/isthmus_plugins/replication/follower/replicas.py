@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from isthmus_control.model import AUDIT_TOPIC, CONTROL_TOPIC, TRANSACTIONS_TOPIC, FollowerTopic, Reason, TopicState
@@ -149,8 +149,16 @@ class FollowerReplicas(Part):
             if has[name] < wish.factor
         }
         self._placed = {name: _placed(topics[name]) for name in wishes}
-        self._said = {name: wish for name, wish in self._said.items() if name in topics}
+        self._forget(topics)
         await self._follow_in_sync_min(topics, wishes)
+
+    def _forget(self, topics: Collection[str]) -> None:
+        """Forget topics that are no more."""
+        now = self._context.clock.monotonic()
+        self._said = {name: wish for name, wish in self._said.items() if name in topics}
+        self._said_at = {name: at for name, at in self._said_at.items() if name in topics}
+        self._found_min = {name: value for name, value in self._found_min.items() if name in topics}
+        self._refused = {asked: said for asked, said in self._refused.items() if asked[0] in topics and now < said[1]}
 
     async def _reassign(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> dict[str, KafkaRefused]:
         """Begin to give partitions these replicas; by topic of which some are refused: why."""

@@ -19,7 +19,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, succession
 from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.links import TopicPlan
-from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link import calls, reasons
 
 SourceTopic: TypeAlias = calls.LedTopic | calls.WantedTopic
 """A topic of the source, as it says itself."""
@@ -79,21 +79,28 @@ def id_of(topic: TopicInfo) -> str:
 # ---- a topic that follows ----
 
 
-def successor(record: FollowerTopic, source: SourceTopic, existing: TopicInfo | None) -> Succession | None:
+def successor(record: FollowerTopic, source: SourceTopic, existing: TopicInfo | None, goes: bool) -> Succession | None:
     """How the source's topic succeeded the one that is followed; None: it is that one, or the topic here is another.
 
-    Raises Refusal for a topic of the source that is another one.
+    ``goes``: whether the topic here goes with the one that is followed. Raises Refusal for a topic of the source that
+    is another one.
     """
     if record.source_topic_id == source.topic_id:
         return None
     found = succession(_chain(source), record.source_topic_id, source.topic_id)
     if found is None:
-        raise Refusal(
-            ReasonCode.SOURCE_TOPIC_ID_CHANGED,
-            f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
-            f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
-        )
+        raise another_source(record, goes)
     return found if is_recorded(record, existing) else None
+
+
+def another_source(record: FollowerTopic, goes: bool) -> Refusal:
+    """Why a topic does not follow one of the source that is another one than it has the records of."""
+    made_again = f"the source's {record.source_topic} was deleted and created again; {record.topic} "
+    if goes:
+        said = "goes with the old one as soon as that is certain, and follows the new one then"
+        return Refusal(reasons.FORMER_TOPIC_GOES, made_again + said)
+    said = f"keeps the old one's records: `isthmus topic recreate {record.topic}` loses them and follows the new one"
+    return Refusal(ReasonCode.SOURCE_TOPIC_ID_CHANGED, made_again + said)
 
 
 def going_on(record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> TopicInfo:

@@ -26,6 +26,7 @@ from isthmus_control.levels import SOURCE_DELETIONS
 from isthmus_control.model import (
     FollowerTopic,
     NamespaceMapping,
+    OnSourceDelete,
     Reason,
     ResourceType,
     Role,
@@ -252,9 +253,7 @@ class FollowerTopics(Part):
     def source_may_be_deleted(self, record: FollowerTopic) -> bool:
         """Whether the source has no topic of that name any more, or another one, as far as it has reported."""
         refused = self.refused.get(record.topic)
-        return self.source_is_gone(record) or (
-            refused is not None and refused.code == ReasonCode.SOURCE_TOPIC_ID_CHANGED
-        )
+        return self.source_is_gone(record) or (refused is not None and refused.code in reasons.MADE_AGAIN)
 
     async def _sources_seen(self, link_name: str, led: frozenset[str]) -> None:
         """Note what the source has, and forget topics that neither side has any more."""
@@ -309,7 +308,8 @@ class FollowerTopics(Part):
         match topic_plans.next_step(record, link_name, existing):
             case Step.GO_ON:
                 assert record is not None
-                self._check_source(record, wanted, existing)
+                goes = counterpart.mapping.on_source_delete is OnSourceDelete.DELETE
+                self._check_source(record, wanted, existing, goes)
                 return local, await self._go_on(record, wanted.partitions, existing)
             case Step.CREATE:
                 await self._create(link_name, wanted, local)
@@ -323,7 +323,9 @@ class FollowerTopics(Part):
                 await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
         return local, True
 
-    def _check_source(self, record: FollowerTopic, wanted: calls.WantedTopic, existing: TopicInfo | None) -> None:
+    def _check_source(
+        self, record: FollowerTopic, wanted: calls.WantedTopic, existing: TopicInfo | None, goes: bool
+    ) -> None:
         """Raise Refusal unless the source's topic is the one that is followed, and this one is whole.
 
         Where the source states that its present topic succeeded the one that is followed, that is noted: a truncation
@@ -333,7 +335,7 @@ class FollowerTopics(Part):
         if truncation is not None and not truncation.follows:
             raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
         self.succeeded.pop(record.topic, None)
-        found = topic_plans.successor(record, wanted, existing)
+        found = topic_plans.successor(record, wanted, existing, goes)
         if found is not None:
             self.succeeded[record.topic] = found
             raise Refusal(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, found))

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed_topics
 from isthmus_control.model import Link, NamespaceMapping
 from isthmus_control.states import ReasonCode
@@ -23,6 +24,13 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
+SETTLED_S: Final = 2.0
+"""How long what was found holds where all of it is pushed, and neither topics nor the control state have changed."""
+NOT_SETTLED: Final[tuple[ControlState | None, float]] = (None, 0.0)
+LOOKS_SHARE: Final = 0.1
+"""Of the time that passes: what looks take among many topics, however much happens."""
+PAUSE_MAX_S: Final = 1.0
+"""What waits for a look waits no longer than this, though."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
 
@@ -34,10 +42,11 @@ class Discovery:
         self,
         context: PluginContext,
         peers: LinkPeers,
-        found: Callable[[Topics], None],
+        found: Callable[[Topics], bool],
         holds_from_first: HoldsFromFirst,
     ) -> None:
-        """``found`` is called after each look, with the topics of the cluster; none where this proxy leads nothing."""
+        """``found`` is called after each look, with the topics of the cluster, none where this proxy leads nothing; it
+        says whether all that is led is pushed."""
         self._context = context
         self._found = found
         self._tasks = Tasks("discovery", context.supervision)
@@ -45,6 +54,8 @@ class Discovery:
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake, holds_from_first)
         self._error: str | None = None
+        self._settled = NOT_SETTLED
+        """The control state with which all that is led is pushed, and until when that need not be looked at."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.topic_ids: dict[str, bytes] = {}
@@ -72,6 +83,10 @@ class Discovery:
         """Look again now."""
         self._changed.set()
 
+    def unsettle(self) -> None:
+        """Something is not pushed any more: the next look is a whole one, when its time has come."""
+        self._settled = NOT_SETTLED
+
     def configs_of(self, topic: TopicInfo) -> Mapping[str, str] | None:
         """The settings of a led topic as last read; None if they were not."""
         return self._configs.of(topic)
@@ -86,36 +101,46 @@ class Discovery:
 
     async def _look_for_ever(self) -> None:
         while True:
-            self._changed.clear()
-            began = self._context.clock.monotonic()
+            if self._changed.is_set():
+                self._changed.clear()
+                self.unsettle()
+            busy_s = 0.0
             try:
-                await self._look()
+                busy_s = await self._look()
                 self._error = None
             except (BrokerUnavailable, KafkaRefused) as error:
                 if self._error is None:
                     log.warning("topics not read", extra={"detail": str(error)})
                 self._error = str(error)
-            # Among many topics a look takes a while, and much may wake this meanwhile: half of the time is for others.
-            await asyncio.sleep(min(DISCOVERY_INTERVAL_S, self._context.clock.monotonic() - began))
+            # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
+            await asyncio.sleep(min(PAUSE_MAX_S, busy_s / LOOKS_SHARE))
             try:
                 async with asyncio.timeout(DISCOVERY_INTERVAL_S):
                     await self._changed.wait()
             except TimeoutError:
                 pass
 
-    async def _look(self) -> None:
+    async def _look(self) -> float:
+        """Look at what there is; how long the process was busy with that, in seconds."""
+        state = self._context.control.state
         # Without a lease another proxy may front these brokers, and push the same partitions.
         leading = self._leading() if self._context.clock.monotonic() < self._context.lease_deadline else []
-        topics: Topics = {}
+        topics = await self._context.cluster.topics() if leading else {}
+        began = self._context.clock.monotonic()
         if leading:
-            topics = await self._context.cluster.topics()
+            settled_with, until = self._settled
+            if settled_with is state and began < until and topics == self.topics:
+                self.looks += 1
+                return 0.0
             self._find(leading, topics)
             self.topics, self.looks = topics, self.looks + 1
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()
             self.led, self.topic_ids = {}, {}
-        self._found(topics)
+        all_pushed = self._found(topics) and bool(leading)
+        self._settled = (state, began + SETTLED_S) if all_pushed else NOT_SETTLED
+        return self._context.clock.monotonic() - began
 
     def _leading(self) -> list[tuple[Link, NamespaceMapping]]:
         return [

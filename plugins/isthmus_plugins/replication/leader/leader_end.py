@@ -66,6 +66,8 @@ class Stopped(NamedTuple):
     code: str
     message: str
     retry_at: float
+    topic_id: bytes
+    """Of the topic that it is about: it says nothing of another one that takes its name."""
 
 
 class LeaderEnd(Part):
@@ -93,6 +95,8 @@ class LeaderEnd(Part):
         self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
+        self.on_gone: Callable[[LeaderStream], None] = not_joined
+        """Called when the source's broker says that it does not have the partition of a stream."""
         self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = not_joined
         """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
         :meth:`resume_tails`."""
@@ -134,11 +138,12 @@ class LeaderEnd(Part):
 
     # ---- a stream for each led partition ----
 
-    def _reconcile(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Have a stream for each partition that was found to be led, and no other."""
+    def _reconcile(self, topics: Mapping[str, TopicInfo]) -> bool:
+        """Have a stream for each partition that was found to be led, and no other; whether they are all open."""
         led, truncating = self.discovery.led, self._context.control.state.truncations
-        for key in [key for key in self.stopped if key not in led or key.topic in truncating]:
-            del self.stopped[key]
+        for key, why in list(self.stopped.items()):
+            if key not in led or key.topic in truncating or topics[key.topic].topic_id != why.topic_id:
+                del self.stopped[key]
         self._learn_retention(topics)
         self._keep(topics)
         now = self._clock.monotonic()
@@ -147,6 +152,7 @@ class LeaderEnd(Part):
                 stopped = self.stopped.get(key)
                 if stopped is None or stopped.retry_at <= now:
                     self._open(key, topics[key.topic])
+        return self._streams.keys() == led.keys()
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""
@@ -207,6 +213,7 @@ class LeaderEnd(Part):
         """End a stream; ``why`` (code, message) is sent to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
+            self.discovery.unsettle()
             self.lag_without_stream.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
         stream.connection.drop_stream(stream.stream_id)
@@ -230,7 +237,7 @@ class LeaderEnd(Part):
         prepared = self.discovery.led[key]
         info = topic.partitions[key.partition]
         if info.leader < 0:
-            self._note(key, ReasonCode.NO_LOCAL_LEADER, "the source partition has no leader")
+            self._note(key, topic.topic_id, ReasonCode.NO_LOCAL_LEADER, "the source partition has no leader")
             return
         if prepared is None or not prepared.ready or key.partition >= len(prepared.leaders):
             return
@@ -239,6 +246,7 @@ class LeaderEnd(Part):
             if self._peers.connections(key.link):
                 self._note(
                     key,
+                    topic.topic_id,
                     reasons.NOT_LEADER,
                     f"no proxy of the other cluster that is connected fronts broker {prepared.leaders[key.partition]}, "
                     "which leads the partition there",
@@ -261,20 +269,21 @@ class LeaderEnd(Part):
         self._opening.add(key)
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._open_or_say_why(stream))
 
-    def _note(self, key: LinkPartition, code: str, message: str, retry_s: float = 0.0) -> None:
+    def _note(self, key: LinkPartition, topic_id: bytes, code: str, message: str, retry_s: float = 0.0) -> None:
         """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
         before = self.stopped.get(key)
         retry_at = self._clock.monotonic() + retry_s
-        if before is not None and reasons.waiting_state(before.code) and not reasons.waiting_state(code):
+        kept = before is not None and before.topic_id == topic_id and reasons.waiting_state(before.code)
+        if before is not None and kept and not reasons.waiting_state(code):
             self.stopped[key] = before._replace(retry_at=retry_at)
         else:
-            self.stopped[key] = Stopped(code, message, retry_at)
+            self.stopped[key] = Stopped(code, message, retry_at, topic_id)
 
     async def _open_or_say_why(self, stream: LeaderStream) -> None:
         try:
             await self._opened(stream)
         except Exception as error:  # a bug of ours: nobody would read the stream, and it would stand in the way
-            self._note(stream.key, ReasonCode.INTERNAL_ERROR, repr(error), STOPPED_RETRY_S)
+            self._note(stream.key, stream.topic_id, ReasonCode.INTERNAL_ERROR, repr(error), STOPPED_RETRY_S)
             self._close(stream, (reasons.CLOSED, "the leader end could not go on"))
             raise
 
@@ -307,7 +316,9 @@ class LeaderEnd(Part):
                 code = ReasonCode.TIMEOUT_ERROR if isinstance(error, TimeoutError) else reasons.SOURCE_UNAVAILABLE
             if code == reasons.NOT_LEADER:
                 self.discovery.prepare_again(key.link, key.topic)
-            self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
+            self._note(
+                key, stream.topic_id, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S
+            )
             may_be_open = isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError)
             self._close(stream, (reasons.CLOSED, "the leader end could not go on") if may_be_open else None)
             return
@@ -447,7 +458,7 @@ class LeaderEnd(Part):
                     "detail": message,
                 },
             )
-        self._note(stream.key, code, message, retry_s)
+        self._note(stream.key, stream.topic_id, code, message, retry_s)
         self._close(stream, (code, message) if report else None)
         self.wake()
 

@@ -88,6 +88,8 @@ class TailOwner(Protocol):
 
     def on_confirmed(self, stream: LeaderStream) -> None: ...
 
+    def on_gone(self, stream: LeaderStream) -> None: ...
+
     def caught_up(self, stream: LeaderStream) -> None: ...
 
     def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float) -> None: ...
@@ -340,6 +342,7 @@ class Tail:
             if part.error_code in _GONE:
                 code = ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
                 message = reasons.deleted(stream.key.topic, stream.remote_topic)
+                self._end.on_gone(stream)
             known = part.error_code in _RESOLVE_AGAIN
             self._end.stop_stream(stream, code, message, REOPEN_DELAY_S if known else STOPPED_RETRY_S)
 

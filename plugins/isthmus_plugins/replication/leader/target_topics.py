@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -24,6 +24,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 PREPARE_INTERVAL_S: Final = 3.0
 """How often all topics are sent to the target although nothing changed here: it may have lost or moved some."""
+LOOKS_SHARE: Final = 0.1
+"""Of the time that passes: what asking for all of them takes, where there are many."""
+PREPARE_INTERVAL_MAX_S: Final = 6.0
+"""Less than the target's ``NEW_SAID_S``."""
 PREPARE_TIMEOUT_S: Final = 60.0
 MADE_AT_ONCE: Final = 100
 """Topics in one call that the target may have to make."""
@@ -57,10 +61,24 @@ class PreparedTopic(NamedTuple):
 class _Preparing:
     """What is known of the target's topics of one link, and the calls that ask."""
 
-    __slots__ = ("all_due_at", "asked", "configured", "connection", "due_at", "ends", "running", "sent", "told")
+    __slots__ = (
+        "all_due_at",
+        "asked",
+        "configured",
+        "connection",
+        "due_at",
+        "ends",
+        "looking",
+        "running",
+        "sent",
+        "told",
+    )
 
     def __init__(self) -> None:
         self.running = False
+        """Topics that are new, changed or not ready are being asked for."""
+        self.looking = False
+        """All others are, which may take a while: what is new does not wait for it."""
         self.connection: LinkConnection | None = None
         self.asked: dict[str, object] = {}
         """By topic: as what the target was asked for it last."""
@@ -114,7 +132,7 @@ class TargetTopics:
         """
         connections = self._peers.connections(link_name)
         preparing = self._preparing.setdefault(link_name, _Preparing())
-        if not connections or preparing.running:
+        if not connections or (preparing.running and preparing.looking):
             return
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
@@ -124,21 +142,24 @@ class TargetTopics:
             for name, (mapping, info) in wanted.items()
         }
         now = self._clock.monotonic()
-        due = [
+        due = {
             name
             for name, (_, info) in wanted.items()
             if asked[name] != preparing.asked.get(name) or self._others_than(preparing.sent, info) is not None
-        ]
+        }
         if now >= preparing.due_at:
-            due += [name for name in wanted if not self._is_led(link_name, name)]
-        others = now >= preparing.all_due_at
-        if not due and not others and told == preparing.told:
+            due |= {name for name in wanted if not self._is_led(link_name, name)}
+        if not preparing.running and (due or told != preparing.told):
+            preparing.running, preparing.told = True, told
+            preparing.asked |= {name: asked[name] for name in due}
+            first = {name: wanted[name] for name in wanted if name in due}
+            self._tasks.start(f"prepare-{link_name}", self._prepare_due(link_name, preparing, connections[0], first))
+        if preparing.looking or now < preparing.all_due_at:
             return
-        preparing.asked, preparing.told = asked, told
-        preparing.running = True
-        self._tasks.start(
-            f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, set(due), others)
-        )
+        rest = {name: wanted[name] for name in wanted if name not in due}
+        if rest or not due:
+            preparing.looking = True
+            self._tasks.start(f"look-{link_name}", self._look_at_all(link_name, preparing, connections[0], rest))
 
     def _is_ready(self, link_name: str, topic: str) -> bool:
         known = self.prepared.get((link_name, topic))
@@ -148,54 +169,62 @@ class TargetTopics:
         """Whether a topic is ready, and the target has found the leaders of all its partitions."""
         return self._is_ready(link_name, topic) and -1 not in self.prepared[link_name, topic].leaders
 
-    async def _prepare_topics(
-        self,
-        link_name: str,
-        preparing: _Preparing,
-        connection: LinkConnection,
-        wanted: Wanted,
-        due: Set[str],
-        others: bool,
+    async def _prepare_due(
+        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted
     ) -> None:
-        """Ask for what is ``due``, some in one call, and for all ``others`` in one."""
-        every, _ = preparing.told
+        """Ask for some topics, a few of them in a call."""
         try:
-            links, led = self._context.control.state.links, frozenset(every)
-            for link, topic in list(self.prepared):
-                if link not in links or (link == link_name and topic not in led):
-                    del self.prepared[link, topic]
-            for known in (preparing.configured, preparing.sent, preparing.ends):
-                for name in known.keys() - wanted.keys():
-                    del known[name]
-            first = [name for name in wanted if name in due]
-            parts = [first[start : start + MADE_AT_ONCE] for start in range(0, len(first), MADE_AT_ONCE)]
-            rest = [name for name in wanted if name not in due] if others else []
-            if rest or not parts:
-                parts.append(rest)
+            names = list(wanted)
+            parts = [names[start : start + MADE_AT_ONCE] for start in range(0, len(names), MADE_AT_ONCE)]
             limit = asyncio.Semaphore(CALLS_AT_ONCE)
 
-            async def prepare(names: Sequence[str]) -> None:
+            async def prepare(some: Sequence[str]) -> None:
                 async with limit:
-                    some = {name: wanted[name] for name in names}
-                    await self._prepare_some(link_name, preparing, connection, some, every)
+                    await self._prepare_some(link_name, preparing, connection, {name: wanted[name] for name in some})
 
-            failed = [each for each in await asyncio.gather(*map(prepare, parts), return_exceptions=True) if each]
-            if failed:
-                raise failed[0]
-            if others:
-                preparing.all_due_at = self._clock.monotonic() + PREPARE_INTERVAL_S
-        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
-            log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
-            preparing.all_due_at = self._clock.monotonic() + REOPEN_DELAY_S
+            await self._asked(link_name, preparing, *map(prepare, parts or [[]]))
         finally:
             preparing.running = False
             preparing.due_at = self._clock.monotonic() + REOPEN_DELAY_S
             self._wake()
 
+    async def _look_at_all(
+        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted
+    ) -> None:
+        """Ask for all other topics in one call: the target may have lost or moved some."""
+        links, led = self._context.control.state.links, frozenset(preparing.told[0])
+        for link, topic in list(self.prepared):
+            if link not in links or (link == link_name and topic not in led):
+                del self.prepared[link, topic]
+        for known in (preparing.configured, preparing.sent, preparing.ends, preparing.asked):
+            for name in known.keys() - led:
+                del known[name]
+        began = self._clock.monotonic()
+        due_at = preparing.all_due_at = began + PREPARE_INTERVAL_S
+        try:
+            await self._asked(link_name, preparing, self._prepare_some(link_name, preparing, connection, wanted))
+        finally:
+            if preparing.all_due_at == due_at:
+                pause_s = min(PREPARE_INTERVAL_MAX_S, (self._clock.monotonic() - began) / LOOKS_SHARE)
+                preparing.all_due_at = max(due_at, began + pause_s)
+            preparing.looking = False
+            self._wake()
+
+    async def _asked(self, link_name: str, preparing: _Preparing, *asking: Awaitable[None]) -> None:
+        """Wait for what is asked; where some of it fails, all topics are asked for again soon."""
+        for error in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(error, LinkRejected | LinkLost | TimeoutError | BrokerUnavailable | KafkaRefused):
+                log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
+                preparing.all_due_at = self._clock.monotonic() + REOPEN_DELAY_S
+            elif error is not None:
+                raise error
+
     async def _prepare_some(
-        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted, every: list[str]
+        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted
     ) -> None:
         """Raises LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused."""
+        every, _ = preparing.told
+        asked = {name: preparing.asked.get(name) for name in wanted}
         requests = await self._with_ends(
             link_name, preparing, wanted, await self._requests(link_name, preparing, wanted)
         )
@@ -211,6 +240,8 @@ class TargetTopics:
         answer = await connection.call(question, PREPARE_TIMEOUT_S)
         for request in requests:
             name = request.topic
+            if preparing.asked.get(name) != asked[name]:
+                continue  # it was asked for as something else since, or is to be
             said = answer.topics.get(name, NOT_READY)
             made = said.made or calls.ReadyTopic("")
             self.prepared[link_name, name] = PreparedTopic(

@@ -33,7 +33,12 @@ NO_LEASE: Final = "NO_LEASE"
 LINK_LOST: Final = "LINK_LOST"
 SOURCE_UNAVAILABLE: Final = "SOURCE_UNAVAILABLE"
 BROKER_UNAVAILABLE: Final = "BROKER_UNAVAILABLE"
+FORMER_TOPIC_GOES: Final = "FORMER_TOPIC_GOES"
+"""The follower has the records of a topic that the source has deleted: it goes by itself, and the one that the source
+has made under the name is followed then."""
 
+MADE_AGAIN: Final = frozenset({ReasonCode.SOURCE_TOPIC_ID_CHANGED, FORMER_TOPIC_GOES})
+"""The source has deleted the topic that is followed, and made another one under its name."""
 DIFFER: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
 """A follower's log is not its source's any more: its topic is truncated."""
 DIVERGED: Final = DIFFER | {ReasonCode.TRUNCATING, ReasonCode.SOURCE_LOST_RECORDS}

@@ -171,9 +171,11 @@ class SyncConfirmer(Confirmer, Part):
         topic_id = self._pushed.topic_id(place[0])
         self._forget_another(place[0], topic_id)
         ends = [quorum.end(self.known, epoch) for quorum in self.requirements.needed(place, transactional, scope)]
-        if not ends:
+        end = min(ends, default=None)
+        if end is None or end > 0:
+            self._new.acked(place)
+        if end is None:
             return None
-        end = min(ends)
         self._quorums.may_be_acked(place, topic_id, epoch, end, scope)
         return end
 
@@ -213,6 +215,13 @@ class SyncConfirmer(Confirmer, Part):
                 self._forget_another(stream.key.topic, stream.topic_id)
                 self._stable[stream.key] = (stream.leader_epoch, stream.stable)
             self.on_confirmed(stream)
+
+    def on_gone(self, stream: LeaderStream) -> None:
+        """The source's broker does not have a partition that is pushed any more: what was confirmed of it says nothing
+        of that of another topic, which may have the name already, and which no look has shown yet."""
+        if stream.copy is None and self._known_ids.get(stream.key.topic) == stream.topic_id:
+            for known in (self.known, self._stable):
+                known.pop(stream.key, None)
 
     def on_confirmed(self, stream: SyncPlace) -> None:
         """The follower has more of a partition, or it was opened."""

@@ -18,7 +18,6 @@ from typing import Final
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Reason, ResourceType, SyncState, made_here
-from isthmus_control.outcome import SyncChanged
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import SyncStatus
@@ -112,16 +111,23 @@ class SyncPartitions:
                 progress.leaves()
 
     def records_changed(self, before: ControlState, state: ControlState) -> None:
-        """Partitions are recorded Out-Of-Sync, by whatever proxy: no lease of them is granted any more, and acks wait
-        for those that were. Who records it has waited for its own, but may believe to lead what it leads no more."""
+        """Partitions are recorded to have reached In-Sync, or to be Out-Of-Sync, by whatever proxy.
+
+        Of those no lease is granted any more, and acks wait for those that were. Who records that has waited for its
+        own, but may believe to lead what it leads no more.
+        """
         now = self._clock.monotonic()
         for name, records in state.sync_records.items():
             known = before.sync_records.get(name, {})
             for place, record in records.items() if records is not known else ():
                 was, key = known.get(place), LinkPartition(name, *place)
-                if was is None or (was.state, record.state) != (SyncState.IN_SYNC, SyncState.OUT_OF_SYNC):
+                if was is None or was is record or was.state is not SyncState.IN_SYNC:
                     continue
                 progress, promised_at = self.progress.get(key), now
+                if record.state is SyncState.IN_SYNC:
+                    if record.reached and progress is not None and progress.awaits_reached(was):
+                        self._begin(key, progress, record.at_offset)
+                    continue
                 if progress is not None:
                     progress.leaves()
                     promised_at = progress.promised_at
@@ -185,7 +191,7 @@ class SyncPartitions:
         if topic is None:
             return self._links.new.is_ready(link_name)
         for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
-            record = self._links.record(link_name, (topic.name, index))
+            record = self._links.own_record(link_name, (topic.name, index))
             if record.from_first if record is not None else self._links.new.is_new(link_name, (topic.name, index)):
                 return True
         return False
@@ -238,14 +244,15 @@ class SyncPartitions:
             del self.progress[key]
         for key in led:
             progress, epoch = self.progress.get(key), self._pushed.leader_epoch(key.place)
-            if progress is None:
-                progress = self.progress[key] = Progress(now, epoch)
+            led_id = self._pushed.topic_id(key.topic)
+            if progress is None or led_id not in (None, progress.led_id):  # another topic has the name now
+                progress = self.progress[key] = Progress(now, epoch, led_id=led_id)
             progress.leader_moved(epoch, now)
             stream = self._pushed.get(key)
             record = self._links.record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
             another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
-            if record is None and self._links.new.is_new(key.link, key.place):
+            if self._links.is_unrecorded(key.link, key.place):
                 progress.leaves()
                 if now >= progress.retry_at:
                     first.setdefault(key.link, []).append(key)
@@ -348,18 +355,12 @@ class SyncPartitions:
         )
 
     async def _reach(self, link: Link, keys: Sequence[LinkPartition]) -> None:
-        """Record that the follower had all once: from now on it may get leases, and whoever leaves is Out-Of-Sync."""
+        """Record that the follower had all once: from when that is applied it may get leases, and whoever leaves is
+        Out-Of-Sync."""
         entries = self._entries(keys)
-        if not entries:
-            return
-        body = RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, reached=True)
-        for change in await recording.record(self._context, body):
-            if not isinstance(change, SyncChanged) or change.before is None or change.after is None:
-                continue
-            key = LinkPartition(link.name, change.topic, change.partition)
-            progress = self.progress.get(key)
-            if progress is not None and progress.joining == change.before.at_offset:
-                self._begin(key, progress, change.after.at_offset)
+        if entries:
+            body = RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, reached=True)
+            await recording.record(self._context, body)
 
     def _begin(self, key: LinkPartition, progress: Progress, at_offset: int) -> None:
         progress.reached(at_offset)

@@ -82,18 +82,28 @@ class SynchronousLinks:
         one, and acks that wait too long are no error."""
         return self._context.control.state.sync_records.get(link_name, {}).get(place)
 
+    def own_record(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
+        """The same, unless it is known to be of another topic: what was deleted says nothing of what has its name."""
+        record = self.record(link_name, place)
+        return None if record is None or self.new.is_of_another(place, record) else record
+
+    def is_unrecorded(self, link_name: str, place: TopicPartition) -> bool:
+        """Whether a partition is new and is to be recorded."""
+        return self.own_record(link_name, place) is None and self.new.is_new(link_name, place)
+
     def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
         """The same by link that leads it; a new partition counts as In-Sync before it is recorded."""
-        found = (
-            (link_name, self.record(link_name, place) or self.new.record(link_name, place))
-            for link_name in self.leading(place[0])
-        )
+        found = ((link_name, self._record_or_new(link_name, place)) for link_name in self.leading(place[0]))
         return {link_name: record for link_name, record in found if record is not None}
+
+    def _record_or_new(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
+        own = self.own_record(link_name, place)
+        return own or self.new.record(link_name, place) or self.record(link_name, place)
 
     def waits_for_record(self, place: TopicPartition) -> bool:
         """Whether no ack of a partition goes before it is recorded, since it is new."""
         return any(
-            self.record(link_name, place) is None and self.new.waits(link_name, place)
+            self.own_record(link_name, place) is None and self.new.waits(link_name, place)
             for link_name in self.leading(place[0])
         )
 

@@ -4,6 +4,10 @@ A partition is new for a process that has seen the cluster without it and its na
 begun to hold what it leads over the link, and that fronts its first leader: so nobody has acked anything of it unheld.
 Before its first ack goes it is recorded In-Sync, as one that was held from the first; whoever leads it later goes by
 that record. What was there when a process began to look has a record, or none of its acks was held.
+
+A topic that takes the name of one that was deleted is another one, and new like any other. Answers to Produce name
+topics, though: until a look shows the new one, its acks go as those of the one before, whose record stands. So it is
+new where this process let none go in that time.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import FROM_FIRST
@@ -20,12 +25,28 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 
+NAMES_MAX: Final = 10_000
+"""So many more names are known than twice those of topics that there are, before what was deleted is forgotten."""
+STEPS_OF_A_LOOK: Final = 3
+"""A topic that a look shows, and the one before did not, came to be no earlier: that one had begun by then."""
 UNRECORDED = LinkPartition("", "", -1)
 """Stands for the record that acks of a new partition wait for, or for all proxies to know it. Nobody confirms it."""
 
 Topics = Mapping[str, TopicInfo]
-Counts = Mapping[str, tuple[bytes, int]]
-"""By topic: its id and number of partitions."""
+Counts = Mapping[bytes, int]
+"""By topic id: its number of partitions."""
+
+
+class _Named(NamedTuple):
+    """The topic that has a name."""
+
+    topic_id: bytes
+    text: str
+    """The same, as records have it."""
+    made_at: int
+    """When it came to be, or earlier, in looks that were taken in."""
+    former: frozenset[bytes]
+    """Topics that had its name, and never will again: a look that shows one of them is that of a broker that lags."""
 
 
 @dataclass(slots=True)
@@ -58,6 +79,14 @@ class NewPartitions:
         """Those that hold a topic, by link and topic."""
         self._topics: Topics = {}
         self._looked = 0
+        self._steps = 0
+        """How many looks were taken in: some may be left out."""
+        self._named: dict[str, _Named] = {}
+        """By name, also of topics that were deleted."""
+        self._acked: dict[TopicPartition, int] = {}
+        """When an ack of a partition may have gone last, in looks that were taken in."""
+        self._applied = (-1, -1)
+        """What of the control log was applied at the look before the last one, and at that."""
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -79,10 +108,16 @@ class NewPartitions:
         """The cluster has these topics, as of the ``looks``-th look; whether that changes what is new."""
         if looks == self._looked:
             return False
-        changed = len(topics) != len(self._topics) or any(
-            self._topics.get(name) is not info for name, info in topics.items()
-        )
+        self._steps += 1
+        changed = len(topics) != len(self._topics)
+        for name, info in topics.items():
+            if self._topics.get(name) is not info:
+                changed = True
+                self._note_name(info)
         self._topics, self._looked = topics, looks
+        self._applied = self._applied[1], self._context.control.state.applied_offset
+        if len(self._named) > 2 * len(topics) + NAMES_MAX:
+            self._forget_names()
         for key, (link, mapping, since) in _held(self._context.control.state):
             pair = self._held.get(key)
             if pair is None:
@@ -92,7 +127,7 @@ class NewPartitions:
             if pair.enforced_at is None or pair.before is not None or not self._knows_mode(link.name):
                 continue
             counts = {
-                name: (info.topic_id, len(info.partitions))
+                info.topic_id: len(info.partitions)
                 for name, info in topics.items()
                 if mapping.remote_name(name) is not None
             }
@@ -116,6 +151,23 @@ class NewPartitions:
         except BrokerUnavailable:  # the next look begins anew
             self._held = {key: pair for key, pair in self._held.items() if pair is not held}
             self._pairs.clear()
+
+    def acked(self, place: TopicPartition) -> None:
+        """Acks of a partition may go, of whatever topic has the name now."""
+        self._acked[place] = self._steps
+
+    def _note_name(self, info: TopicInfo) -> None:
+        known = self._named.get(info.name)
+        if known is None or (info.topic_id != known.topic_id and info.topic_id not in known.former):
+            former = frozenset() if known is None else known.former | {known.topic_id}
+            made_at = self._steps - STEPS_OF_A_LOOK
+            self._named[info.name] = _Named(info.topic_id, _as_uuid(info.topic_id), made_at, former)
+
+    def _forget_names(self) -> None:
+        """Forget those that no topic has; what was acked lately may be of another one that has the name by now."""
+        lately = self._steps - STEPS_OF_A_LOOK
+        self._named = {name: each for name, each in self._named.items() if name in self._topics}
+        self._acked = {place: at for place, at in self._acked.items() if place[0] in self._topics or at >= lately}
 
     # ---- what is new ----
 
@@ -146,27 +198,43 @@ class NewPartitions:
 
     def _is_new(self, held: _Held, before: Counts | None, place: TopicPartition) -> bool:
         topic, partition = place
-        if before is None:
+        state = self._context.control.state
+        if before is None or topic in state.truncations:
             return False
-        known, info = before.get(topic), self._topics.get(topic)
-        if known is not None and (partition < known[1] or info is None or info.topic_id != known[0]):
-            return False  # it was there, or is another one of a name that was
+        info = self._topics.get(topic)
         if info is None:
             return True
+        if partition < before.get(info.topic_id, 0):
+            return False
         if partition >= len(info.partitions):
             return True  # added since the last look
-        led = info.partitions[partition]
-        state = self._context.control.state
-        made_anew = topic in state.truncations or state.predecessors(topic, str(uuid.UUID(bytes=info.topic_id)))
+        named, led = self._named[topic], info.partitions[partition]
+        acked_at = self._acked.get(place)
+        if info.topic_id in named.former or (acked_at is not None and acked_at >= named.made_at):
+            return False
+        made_anew = state.predecessors(topic, named.text)
         return not made_anew and led.leader_epoch <= 0 and (led.leader < 0 or self._context.fronts(led.leader))
+
+    def is_of_another(self, place: TopicPartition, record: SyncRecord) -> bool:
+        """Whether a partition's record is of a topic that does not have its name any more.
+
+        What was recorded since the look before the last one may be of one that no look has shown yet.
+        """
+        if record.at_offset > self._applied[0]:
+            return False
+        named = self._named.get(place[0])
+        return place[0] not in self._topics or named is None or named.text != record.topic_id
 
     def record(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
         """What stands for the record of a new partition until there is one; None: it is not new, or not seen yet."""
-        info = self._topics.get(place[0])
-        if info is None or not self.is_new(link_name, place):
+        if place[0] not in self._topics or not self.is_new(link_name, place):
             return None
-        topic_id = str(uuid.UUID(bytes=info.topic_id))
+        topic_id = self._named[place[0]].text
         return SyncRecord(topic_id, SyncState.IN_SYNC, 0, 0, None, -1, reached=False, from_first=True)
+
+
+def _as_uuid(topic_id: bytes) -> str:
+    return str(uuid.UUID(bytes=topic_id))
 
 
 def _held(state: ControlState) -> Iterator[tuple[tuple[str, str], tuple[Link, NamespaceMapping, int]]]:

@@ -102,6 +102,8 @@ class Progress:
     epoch: int
     """The source's leader epoch then. Under another one, another proxy may have pushed it, and have granted leases."""
     phase: Phase = Phase.OUT
+    led_id: bytes | None = None
+    """Of the topic that this proxy pushes; None: it is not known yet."""
     topic_id: str = ""
     """Of the topic that joined last."""
     joining: int | None = None
@@ -204,6 +206,10 @@ class Progress:
             return
         self._move(Event.LEVEL)
         self.confirmed, self.level_epoch = acked, leader_epoch
+
+    def awaits_reached(self, record: SyncRecord) -> bool:
+        """Whether it is to be recorded of what joined by this record that it was level."""
+        return self.joining == record.at_offset and self.phase in (Phase.LEVEL, Phase.GIVING_UP)
 
     def reached(self, at_offset: int) -> None:
         """It is recorded, at this offset of the control log, that it was level."""

@@ -8,38 +8,35 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 
 from isthmus_control.apply import apply
 from isthmus_control.commands import Command, DegradeSync, PartitionSync, RecordSync
-from isthmus_control.outcome import Accepted, Change, Rejected
+from isthmus_control.outcome import Accepted, Rejected
 from isthmus_control.rules.checks import ENTRIES_MAX
 from isthmus_plugins.process import PluginContext
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 
-async def record(context: PluginContext, body: RecordSync | DegradeSync) -> Sequence[Change]:
-    """Have partitions recorded, and return what changed. Raises BrokerUnavailable, KafkaRefused."""
-    changes: list[Change] = []
+async def record(context: PluginContext, body: RecordSync | DegradeSync) -> None:
+    """Have partitions recorded. Raises BrokerUnavailable, KafkaRefused."""
     for start in range(0, len(body.partitions), ENTRIES_MAX):
         some = body.partitions[start : start + ENTRIES_MAX]
-        changes += await _record(context, replace(body, partitions=some))
-    return changes
+        await _record(context, replace(body, partitions=some))
 
 
-async def _record(context: PluginContext, body: RecordSync | DegradeSync) -> Sequence[Change]:
+async def _record(context: PluginContext, body: RecordSync | DegradeSync) -> None:
     """The same of as many as a command may have."""
     while True:
         outcome = await context.control.append(body)
         if isinstance(outcome, Accepted):
-            return outcome.changes
+            return
         if isinstance(outcome, Rejected):
             log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
         taken = tuple(entry for entry in body.partitions if _is_taken(context, body, entry))
         if not taken or len(taken) == len(body.partitions):
-            return ()
+            return
         body = replace(body, partitions=taken)
 
 

@@ -37,6 +37,10 @@ class Decision:
     that is gone has none."""
     unread: set[TopicPartition] = field(default_factory=set)
     """Those whose ends are not read yet."""
+    ends_hold: bool = True
+    """No record of a later transaction in its epoch may stand below its ends."""
+    answered: bool = False
+    """Its producer went on in its epoch, and it is not known where it ends: nobody lacks it, EndTxn was answered."""
     goes_open: bool = False
     """These have no leader, say, and it goes to the other side without their ends, and again with them."""
     stored: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
@@ -73,7 +77,7 @@ class Decision:
     @property
     def may_go(self) -> bool:
         """Whether enough is known to send it."""
-        return self.goes_open or not self.unread
+        return self.ends_hold and (self.goes_open or not self.unread)
 
     def has_epoch(self, header: BatchHeader) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
@@ -81,6 +85,8 @@ class Decision:
 
     def end_of(self, key: LinkPartition) -> int | None:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
+        if self.answered:
+            return None
         return calls.OPEN_END if key.place in self.unread else self.ends.get(key.place)
 
     def ends_after(self, key: LinkPartition, offset: int) -> bool:
@@ -95,11 +101,11 @@ class Decision:
     def is_there(self, key: LinkPartition) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
         stored_open = self.stored.get(key.link)
-        return (stored_open is not None and key.place not in stored_open) or key in self.free
+        return (stored_open is not None and key.place not in stored_open) or key in self.free or self.answered
 
     def is_confirmed(self, link_name: str) -> bool:
         """Whether the other side of a link has it, with all its ends."""
-        return self.stored.get(link_name) == frozenset()
+        return self.stored.get(link_name) == frozenset() or self.answered
 
     def is_to_go(self, connection: LinkConnection) -> bool:
         """Whether a connection was not sent it, or without an end that is known by now."""

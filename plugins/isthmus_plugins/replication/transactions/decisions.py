@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Role, leads_commits
 from isthmus_plugins.api import RequestHook
-from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link.calls import LogPlace
@@ -220,6 +220,8 @@ class Decisions(Part):
             self.tail.is_old(at),
             unread=set(transaction.partitions),
         )
+        # EndTxn of a new one waits, so nothing of the epoch comes before its ends are read.
+        decision.ends_hold = not (decision.again and decision.shares_epoch)
         # Whether these need it depends on what the transaction has committed in groups.
         decision.looks_for_groups = bool(of_groups)
         if of_groups:
@@ -279,6 +281,10 @@ class Decisions(Part):
         Until then this proxy may come to front the coordinator, and be asked whether the other side has it.
         """
         pending = self._pending.get(change.transactional_id)
+        for decision in pending or ():
+            if not decision.ends_hold and change.transaction is not None:
+                producer = decision.producer_id, decision.producer_epoch
+                decision.answered |= change.transaction.is_under_way(*producer)
         if pending and (change.transaction is None or change.transaction.state is TransactionState.ONGOING):
             for decision in pending:
                 self._groups_of.let_go(decision)
@@ -339,14 +345,42 @@ class Decisions(Part):
             decision.ends |= {place: end for place in found if (end := ends[place]) is not None}
             self._aborts.ended(decision, readings)
             self._groups_of.look_for(decision)
-        self._sender.send([decision for decision in concerned if decision.may_go])
+        self._send(concerned)
+        if unsure := [each for each in concerned if not (each.unread or each.ends_hold)]:
+            self._tasks.start("hold-ends", self._hold_ends(unsure))
+
+    async def _hold_ends(self, decisions: Sequence[Decision]) -> None:
+        """Send those of which the log says that nothing of their epoch had begun when their ends were read."""
+        unread = {decision.at.partition for decision in decisions}
+        while unread:
+            for partition in sorted(unread):
+                try:
+                    await self.tail.caught_up(partition)
+                    unread.discard(partition)
+                except (BrokerUnavailable, KafkaRefused) as error:
+                    log.warning("transaction log not read", extra={"partition": partition, "detail": str(error)})
+            if unread:
+                await asyncio.sleep(STEP_S)
+        for decision in decisions:
+            decision.ends_hold = not decision.answered
+        self._send(each for decision in decisions for each in self._pending.get(decision.transactional_id, ()))
+
+    def _send(self, decisions: Iterable[Decision]) -> None:
+        self._sender.send(list(filter(self._may_go, decisions)))
+
+    def _may_go(self, decision: Decision) -> bool:
+        """Whether enough is known to send it: of those before it, too, since it carries them along."""
+        pending = self._pending.get(decision.transactional_id, ())
+        return decision.may_go and all(
+            each.ends_hold or each.answered for each in pending if each.identity < decision.identity
+        )
 
     def _all_pending(self) -> Iterator[Decision]:
         return (decision for of_id in self._pending.values() for decision in of_id)
 
     def _groups_found(self, found: Sequence[Decision]) -> None:
         """It is known what groups these are about, or that it will not be."""
-        self._sender.send([decision for decision in found if decision.may_go])
+        self._send(found)
         self.markers.go_on()
         self.end_txn.check()
 
@@ -358,7 +392,7 @@ class Decisions(Part):
             left = [decision for decision in pending if self._is_kept(decision)]
             for decision in left:
                 decision.goes_open = decision.goes_open or decision.seen_at < open_since
-            unsent += [decision for decision in left if decision.may_go]
+            unsent += filter(self._may_go, left)
             self._keep(transactional_id, left)
         self._sender.send_all(unsent)
 

@@ -19,6 +19,7 @@ from isthmus_protocol.records import BatchHeader, Frame
 from isthmus_protocol.transaction_log import (
     TRANSACTION_TOPIC,
     Change,
+    Transaction,
     TransactionLog,
     TransactionState,
     partition_of,
@@ -194,6 +195,7 @@ class TransactionTail(TopicTail[_Part]):
                 part.stands_at[change.transactional_id] = change.offset, change.epoch
             part.past.discard(change.transactional_id)
             if change.transaction is not None:
+                self._forget_answered(change.transaction)
                 self._homes[change.transaction.producer_id] = part.partition
                 if len(self._homes) > HOMES_MAX:
                     del self._homes[next(iter(self._homes))]
@@ -202,6 +204,17 @@ class TransactionTail(TopicTail[_Part]):
             elif (decided := change.transaction) and decided.state is TransactionState.PREPARE_COMMIT:
                 past = self._decided.setdefault(decided.producer_id, deque(maxlen=PAST_MAX))
                 past.append(Decided(part.partition, change))
+
+    def _forget_answered(self, transaction: Transaction) -> None:
+        """Forget what a producer decided before it went on in the same epoch.
+
+        It was told that this is decided, so the other side had it; and where it ends can be told no more from where the
+        next one begins.
+        """
+        if past := self._decided.get(transaction.producer_id):
+            self._decided[transaction.producer_id] = deque(
+                (each for each in past if not _goes_on(transaction, each.change.transaction)), maxlen=PAST_MAX
+            )
 
     def was_read(self, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -222,3 +235,11 @@ class TransactionTail(TopicTail[_Part]):
                 "transaction log has what this version does not know",
                 extra={"detail": f"{where}: {what}"},
             )
+
+
+def _goes_on(transaction: Transaction, decided: Transaction | None) -> bool:
+    return (
+        decided is not None
+        and decided.shares_epoch
+        and transaction.is_under_way(decided.producer_id, decided.producer_epoch)
+    )

@@ -65,7 +65,9 @@ class MissedDeletions(Part):
     async def _look_for_ever(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            for stream in self._follower_end.streams():
+            records = self._context.control.state.follower_topics.values()
+            doubted = {record.topic for record in records if record.doubted}
+            for stream in [each for each in self._follower_end.streams() if each.topic in doubted]:
                 until = self._doubted(stream)
                 if until is not None:
                     try:

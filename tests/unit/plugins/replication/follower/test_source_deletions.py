@@ -102,6 +102,33 @@ def test_one_that_was_created_again_is_followed_in_its_place() -> None:
     on_pair(work)
 
 
+def test_a_synchronous_link_stays_in_sync_while_a_topic_is_made_again() -> None:
+    """Acks of the new one are held from its first record on, until the former one is gone and it is followed."""
+
+    async def work(two: Two) -> None:
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+        del two.clusters["A"].found["l-t"]
+        await asyncio.sleep(1.0)
+        new = two.clusters["A"].add_topic("l-t")
+        former, shown = two.clusters["B"].found["r-t"], set()
+
+        def made_anew() -> bool:
+            told = two.a.status()
+            shown.add((told.state, *((each.state, each.reason) for each in told.partitions if each.topic == "l-t")))
+            return two.clusters["B"].found.get("r-t", former) is not former and not any(
+                each.sync is None or each.sync.from_first for each in told.partitions
+            )
+
+        await two.until("made anew", made_anew, 60)
+        assert {state for state, *_ in shown} == {"In-Sync"}, shown
+        assert ("In-Sync", ("In-Sync", "FORMER_TOPIC_GOES")) in shown
+        new.partitions[0].write_values(b"1")
+        await two.until("copied", lambda: two.clusters["B"].partition("r-t").end == 1)
+
+    on_pair(work)
+
+
 @pytest.mark.parametrize("setting", [None, "keep"])
 def test_it_is_kept_without_that(setting: str | None) -> None:
     async def work(two: Two) -> None:

@@ -30,6 +30,7 @@ from isthmus_plugins.replication.follower.topic_plans import (
     successor,
 )
 from isthmus_plugins.replication.link.calls import LedTopic, Predecessor
+from isthmus_plugins.replication.link.reasons import FORMER_TOPIC_GOES
 
 HERE, OTHER_HERE = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 SOURCE, FORMER, OLDEST = (str(uuid.UUID(int=number)) for number in (11, 12, 13))
@@ -91,27 +92,32 @@ def test_what_comes_next(record: FollowerTopic | None, existing: TopicInfo | Non
 
 
 def test_a_source_that_is_the_one_that_is_followed_has_succeeded_nothing() -> None:
-    assert successor(recorded(), source(), info()) is None
-    assert successor(recorded(), source(), None) is None
+    assert successor(recorded(), source(), info(), False) is None
+    assert successor(recorded(), source(), None, False) is None
 
 
 def test_a_source_that_succeeded_the_one_that_is_followed_is_named_with_what_both_hold() -> None:
     chain = Predecessor(OLDEST, FORMER, (5, 9)), Predecessor(FORMER, SOURCE, (7, 8, 3))
-    assert successor(recorded(source_id=FORMER), source(3, *chain), info()) == Succession(FORMER, SOURCE, (7, 8, 3))
-    assert successor(recorded(source_id=OLDEST), source(3, *chain), info()) == Succession(OLDEST, SOURCE, (5, 8))
+    assert successor(recorded(source_id=FORMER), source(3, *chain), info(), False) == Succession(
+        FORMER, SOURCE, (7, 8, 3)
+    )
+    assert successor(recorded(source_id=OLDEST), source(3, *chain), info(), False) == Succession(OLDEST, SOURCE, (5, 8))
 
 
 def test_what_is_the_matter_with_the_topic_here_comes_before_a_succession() -> None:
     record, succeeded = recorded(source_id=FORMER), source(2, Predecessor(FORMER, SOURCE, (7, 8)))
-    assert successor(record, succeeded, None) is None
-    assert successor(record, succeeded, info(topic_id=OTHER_HERE)) is None
+    assert successor(record, succeeded, None, False) is None
+    assert successor(record, succeeded, info(topic_id=OTHER_HERE), False) is None
 
 
 @pytest.mark.parametrize("predecessors", [(), (Predecessor(OLDEST, SOURCE, (7, 8)),)])
 def test_a_source_that_was_made_again_is_refused(predecessors: tuple[Predecessor, ...]) -> None:
     with pytest.raises(Refusal, match="isthmus topic recreate r-t") as refused:
-        successor(recorded(source_id=FORMER), source(2, *predecessors), info())
+        successor(recorded(source_id=FORMER), source(2, *predecessors), info(), False)
     assert refused.value.code == ReasonCode.SOURCE_TOPIC_ID_CHANGED
+    with pytest.raises(Refusal, match="goes with the old one") as refused:
+        successor(recorded(source_id=FORMER), source(2, *predecessors), info(), True)
+    assert refused.value.code == FORMER_TOPIC_GOES
 
 
 @pytest.mark.parametrize(

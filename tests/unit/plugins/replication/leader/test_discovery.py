@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 from support.fake_cluster import FakeAnchors, FakeCluster, FakeContext, run_simulated
 
 from isthmus_control.clock import ZERO, Register
@@ -24,7 +26,7 @@ from isthmus_control.model import (
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
-from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, Discovery
+from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, SETTLED_S, Discovery
 from isthmus_plugins.replication.leader.target_topics import PREPARE_INTERVAL_S, PreparedTopic
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -80,6 +82,7 @@ class Scene:
         self.context = context
         peers: Any = SimpleNamespace(connections=lambda link_name: [self.connection])
         self.looks: list[Look] = []
+        self.all_pushed = False
         self.discovery = Discovery(context, peers, self.found, lambda link_name, topic: False)
 
     def link(self, **attached: Any) -> None:
@@ -87,8 +90,9 @@ class Scene:
         settings = LinkSettings(Register(LinkMode.ASYNCHRONOUS, ZERO), {}, {})
         self.state.links[LINK] = Link(LINK, "id", 1, "A", "B", True, settings, 0, **attached)
 
-    def found(self, topics: Mapping[str, TopicInfo]) -> None:
+    def found(self, topics: Mapping[str, TopicInfo]) -> bool:
         self.looks.append(Look(topics, dict(self.discovery.led)))
+        return self.all_pushed
 
     @staticmethod
     def mapping(local: str, remote: str, role: Role = Role.LEADER) -> NamespaceMapping:
@@ -281,6 +285,37 @@ def test_what_was_found_stays_while_brokers_do_not_answer() -> None:
 # ---- many topics ----
 
 
+@pytest.mark.parametrize("what", ["nothing", "topics", "state", "woken", "a stream", "lease"])
+def test_what_is_pushed_is_not_looked_at_whole_until_something_has_changed(what: str) -> None:
+    async def work(scene: Scene) -> None:
+        scene.add("l-t", 1)
+        await asyncio.sleep(2 * SETTLED_S)
+        scene.all_pushed = True
+        scene.discovery.wake()
+        await asyncio.sleep(DISCOVERY_INTERVAL_S / 4)
+        whole, looks = len(scene.looks), scene.discovery.looks
+        if what == "topics":
+            scene.add("l-u", 1)
+        elif what == "state":
+            scene.context.control.state = scene.state = copy(scene.state)
+        elif what == "woken":
+            scene.discovery.wake()
+        elif what == "a stream":
+            scene.discovery.unsettle()
+        elif what == "lease":
+            scene.context.lease_deadline = 0.0
+        await asyncio.sleep(1.5 * DISCOVERY_INTERVAL_S)
+        assert scene.discovery.looks > looks or what == "lease"
+        assert (len(scene.looks) > whole) == (what != "nothing")
+        scene.context.lease_deadline = float("inf")
+        await asyncio.sleep(1.5 * DISCOVERY_INTERVAL_S)
+        assert scene.led.keys() >= {("l-t", 0)}, "led again"
+        await asyncio.sleep(SETTLED_S + DISCOVERY_INTERVAL_S)
+        assert len(scene.looks) > whole, "from time to time it is"
+
+    on_scene(work)
+
+
 def test_many_topics_are_asked_for_some_at_a_time_and_those_that_are_there_are_pushed_meanwhile() -> None:
     async def work(scene: Scene) -> None:
         answered = asyncio.Event()
@@ -332,6 +367,38 @@ def test_a_new_topic_is_asked_for_without_all_others() -> None:
         await asyncio.sleep(2 * PREPARE_INTERVAL_S)
         assert {each.topic for asked in scene.connection.asked for each in asked.topics} == scene.cluster.found.keys()
         assert len(scene.connection.asked) <= 3, "all others in one call, now and then"
+
+    on_scene(work)
+
+
+def test_a_new_topic_does_not_wait_for_the_answer_about_all_others() -> None:
+    async def work(scene: Scene) -> None:
+        for number in range(20):
+            scene.add(f"l-{number}", 1)
+        await asyncio.sleep(SOON_S)
+        answered, told = asyncio.Event(), scene.connection.call
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            answer = await told(question, timeout_s)
+            if len(question.topics) == 20:
+                await answered.wait()
+            return answer
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        await asyncio.sleep(2 * PREPARE_INTERVAL_S)
+        scene.connection.asked.clear()
+        scene.add("l-new", 1)
+        await scene.cluster.create_partitions("l-0", 2)
+        scene.cluster.found["l-0"].partitions[1].leader = 2
+        await asyncio.sleep(SOON_S)
+        assert {each.topic for asked in scene.connection.asked for each in asked.topics} == {"l-new", "l-0"}
+        assert scene.led["l-new", 0] == "r-new"
+        leaders = scene.discovery.led[LinkPartition(LINK, "l-0", 1)].leaders  # type: ignore[union-attr]
+        assert leaders == (9, 9)
+        answered.set()
+        await asyncio.sleep(0.1)
+        leaders = scene.discovery.led[LinkPartition(LINK, "l-0", 1)].leaders  # type: ignore[union-attr]
+        assert leaders == (9, 9), "what was asked before says nothing of it"
 
     on_scene(work)
 

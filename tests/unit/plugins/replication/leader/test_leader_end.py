@@ -17,7 +17,7 @@ from isthmus_plugins.cluster import Fetched, TransactionMarkers
 from isthmus_plugins.replication.follower.log import StopReason
 from isthmus_plugins.replication.leader import leader_end as module
 from isthmus_plugins.replication.leader import tail
-from isthmus_plugins.replication.leader.stream import IN_FLIGHT_BYTES_MIN
+from isthmus_plugins.replication.leader.stream import IN_FLIGHT_BYTES_MIN, REOPEN_DELAY_S
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
@@ -60,6 +60,20 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         await replicas.until("it goes on", replicas.equal, 30)
         await replicas.until("the leader knows", lambda: KEY not in replicas.ends["A"].leader.stopped, 1)
         assert replicas.ends["B"].follower.streams()[0].reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_stop_says_nothing_of_another_topic_that_takes_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write(batch(0, [b"x"], attributes=CONTROL_BIT))  # control records of a kind that nobody knows
+        await stopped(replicas, ReasonCode.UNSUPPORTED_MESSAGE_FORMAT)
+        replicas.a.add_topic("local-t")
+        await asyncio.sleep(2.0)
+        why = replicas.ends["A"].leader.stopped[KEY]
+        assert why.code == ReasonCode.SOURCE_TOPIC_ID_CHANGED
+        assert why.retry_at <= asyncio.get_running_loop().time() + REOPEN_DELAY_S
 
     on_replicas(monkeypatch, work)
 

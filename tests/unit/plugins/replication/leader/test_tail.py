@@ -76,6 +76,7 @@ class Owner:
         self.offsets_source = OffsetsSource(KeyringFile(None))
         self.passing: Callable[[BatchHeader, bool], bool] = lambda header, as_plain: True
         self.stopped: list[tuple[str, float]] = []
+        self.gone: list[str] = []
         self.messages: list[str] = []
         self.blocked: list[Callable[[], None]] = []
         self.doubts: list[int] = []
@@ -92,6 +93,9 @@ class Owner:
 
     def on_confirmed(self, stream: LeaderStream) -> None:
         pass
+
+    def on_gone(self, stream: LeaderStream) -> None:
+        self.gone.append(stream.key.topic)
 
     def caught_up(self, stream: LeaderStream) -> None:
         pass
@@ -320,6 +324,7 @@ def test_an_error_of_one_partition_ends_its_stream_alone(
             good.write_values(b"x")
             await asyncio.sleep(READ_S)
         assert scene.owner.stopped == [(code, retry_s)]
+        assert scene.owner.gone == (["bad"] if code == ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED else [])
         assert scene.sent.records(stream) == b"".join(good.log)
 
     on_tail(work)

@@ -110,6 +110,28 @@ def test_it_joins_when_all_acks_are_held_and_is_in_sync_when_the_other_side_has_
     on_source(work)
 
 
+def test_it_is_in_sync_from_when_that_is_recorded() -> None:
+    """And not from when the proxy that recorded it hears of it: status said Out-Of-Sync in between."""
+
+    async def work(source: Source) -> None:
+        append, shown = source.control.append, []
+
+        async def slow(body: object) -> object:
+            outcome = await append(body)
+            for _ in range(10):
+                shown.append((source.recorded(), source.sync.partitions.sync_of(KEY).state))
+                await asyncio.sleep(0.1)
+            return outcome
+
+        source.control.append = slow  # type: ignore[method-assign]
+        await source.synchronous()
+        await asyncio.sleep(2.0)
+        states = {(record.reached, state) for record, state in shown if record is not None}
+        assert states == {(False, "Syncing"), (True, "In-Sync")}
+
+    on_source(work)
+
+
 def test_it_does_not_join_while_the_other_cluster_does_not_know_of_the_mode() -> None:
     async def work(source: Source) -> None:
         source.agrees = False

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.pushing import KEY, PLACE, TOPIC, Source, on_source, produced
+from support.pushing import KEY, PLACE, TOPIC, Source, Stream, on_source, produced
 from support.replicas import LINK
 
 from isthmus_control.commands import AttachNamespace, DetachNamespace, PartitionSync, RecordSync
@@ -345,5 +345,198 @@ def test_the_record_of_it_is_no_other_proxys_to_take_back() -> None:
         again = RecordSync(LINK, link.link_id, SyncState.IN_SYNC, (entry,), from_first=True)
         await source.control.append(again)
         assert source.recorded() == record
+
+    on_source(work)
+
+
+def make_anew(source: Source) -> None:
+    """The topic is deleted, and another one made under its name; no look has shown that yet."""
+    topic = source.cluster.add_topic(TOPIC)
+    source.log = topic.partitions[0]
+    source.stream = Stream(topic.topic_id, source.connection)
+
+
+async def found_anew(source: Source) -> None:
+    """A look shows the other one; the target does not have it."""
+    source.ends.discovery.topic_ids = {TOPIC: source.stream.topic_id}
+    source.ends.pushed = None
+    await found(source)
+
+
+async def in_sync_once(source: Source) -> None:
+    """The topic came to be under the link, and was seen at the other side."""
+    await empty(source)
+    await found(source)
+    pushed(source)
+    source.confirm()
+    await source.until("In-Sync", source.in_sync)
+
+
+async def out_of_sync(source: Source) -> None:
+    """The other side confirms nothing, until acks go without it."""
+    source.ends.pushed = None
+    first = source.produce()
+    await source.until("acked alone", lambda: produced(first) is not None)
+    assert produced(first) == 0
+    assert status(source)[0] == "Out-Of-Sync"
+
+
+async def look_on(source: Source, topics: dict[str, Any]) -> None:
+    for _ in range(4):
+        await look(source, topics)
+
+
+async def held_from_first(source: Source) -> None:
+    """The topic that took the name is recorded as a new one, and no ack of it goes before the other side has it."""
+    record = source.recorded()
+    assert record is not None
+    assert record.topic_id == str(uuid.UUID(bytes=source.stream.topic_id))
+    assert (record.state, record.reached, record.from_first) == (SyncState.IN_SYNC, False, True)
+    assert status(source) == ("In-Sync", True)
+    first = source.produce()
+    await asyncio.sleep(1.0)
+    assert produced(first) is None
+    pushed(source)
+    await asyncio.sleep(1.0)
+    assert produced(first) is None
+    source.confirm()
+    assert produced(first) == 0
+    await source.until("In-Sync", source.in_sync)
+
+
+def test_a_topic_that_takes_the_name_of_one_that_was_in_sync_is_new() -> None:
+    """A client that asks about what it has deleted has it made again."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        await look_on(source, dict(await source.cluster.topics()))
+        make_anew(source)
+        await found_anew(source)
+        await held_from_first(source)
+
+    on_source(work)
+
+
+def test_a_topic_that_was_there_before_the_mode_and_is_made_anew_is_new() -> None:
+    async def work(source: Source) -> None:
+        await source.synchronous()
+        await look_on(source, dict(await source.cluster.topics()))
+        await look_on(source, dict(await source.cluster.topics()))
+        make_anew(source)
+        await found_anew(source)
+        await held_from_first(source)
+
+    on_source(work)
+
+
+def test_the_record_of_a_topic_that_was_deleted_lets_no_ack_of_the_next_one_go() -> None:
+    """It was Out-Of-Sync: the first acks of what took its name went alone, and status said that they did not."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        await out_of_sync(source)
+        source.ends.discovery.led = {}
+        await look_on(source, {})
+        make_anew(source)
+        first, in_transaction = source.produce(), source.produce(transactional=True)
+        await asyncio.sleep(1.0)
+        assert produced(first) is None, "this proxy has not even seen the topic"
+        await found_anew(source)
+        await held_from_first(source)
+        assert (produced(first), produced(in_transaction)) == (0, 0)
+
+    on_source(work)
+
+
+@pytest.mark.parametrize("was", ["Out-Of-Sync", "In-Sync"])
+def test_what_was_acked_before_anybody_saw_that_it_is_another_topic_is_not_held_from_the_first(was: str) -> None:
+    """Its acks went as those of the one before: alone, or by what the other side had of that one."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        source.log.write_values(*[b"v"] * 5)
+        source.confirm()
+        if was == "Out-Of-Sync":
+            await out_of_sync(source)
+        await look_on(source, dict(await source.cluster.topics()))
+        make_anew(source)
+        assert produced(source.produce()) == 0
+        await found_anew(source)
+        assert status(source) == ("Syncing", False)
+        record = source.recorded()
+        assert record is not None
+        assert not record.from_first
+        pushed(source)
+        source.confirm()
+        await source.until("In-Sync", source.in_sync)
+
+    on_source(work)
+
+
+def test_what_was_confirmed_of_a_topic_that_its_broker_does_not_have_any_more_lets_no_ack_of_the_next_one_go() -> None:
+    """The read of its log is answered so as soon as it is deleted, before a look shows which topic has the name."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        source.log.write_values(*[b"v"] * 5)
+        source.confirm()
+        await look_on(source, dict(await source.cluster.topics()))
+        source.sync.on_gone(source.stream)  # type: ignore[arg-type]
+        source.ends.pushed = None
+        make_anew(source)
+        first = source.produce()
+        await asyncio.sleep(0.2)
+        assert produced(first) is None
+        await found_anew(source)
+        await held_from_first(source)
+        assert produced(first) == 0
+
+    on_source(work)
+
+
+def test_a_broker_that_lags_shows_no_new_topic() -> None:
+    """It shows the one that was deleted: what is recorded of the one that is there stays."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        await look_on(source, before := dict(await source.cluster.topics()))
+        make_anew(source)
+        await found_anew(source)
+        await held_from_first(source)
+        record = source.recorded()
+        await look_on(source, before)
+        assert not source.sync.links.new.is_new(LINK, PLACE)
+        assert source.recorded() == record
+
+    on_source(work)
+
+
+def test_what_another_proxy_records_of_a_topic_that_this_one_has_not_seen_yet_counts() -> None:
+    """Else decisions about it would wait here until it is seen."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        await look_on(source, {})
+        link_id, topic_id = source.control.state.links[LINK].link_id, str(uuid.uuid4())
+        entry = PartitionSync(TOPIC, topic_id, 0, 0)
+        source.control.apply(RecordSync(LINK, link_id, SyncState.IN_SYNC, (entry,), from_first=True))
+        assert list(source.sync.requirements.commit_needed(PLACE)) == [Quorum(1, (KEY,))]
+
+    on_source(work)
+
+
+def test_names_of_topics_that_are_no_more_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus_plugins.replication.sync.new_partitions.NAMES_MAX", 10)
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        (info,) = (await source.cluster.topics())[TOPIC].partitions
+        known = (await source.cluster.topics())[TOPIC]
+        for number in range(40):
+            name = f"local-{number}"
+            await look(source, {name: known._replace(name=name, topic_id=uuid.uuid4().bytes, partitions=(info,))})
+            source.sync.links.new.acked((name, 0))
+        assert len(source.sync.links.new._named) <= 14
+        assert len(source.sync.links.new._acked) <= 14
 
     on_source(work)

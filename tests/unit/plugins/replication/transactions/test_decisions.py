@@ -400,6 +400,58 @@ def test_what_was_decided_before_the_start_is_sent_as_such() -> None:
     on_source(work)
 
 
+@pytest.mark.parametrize("when", ["before the start", "before its ends are read", "after"])
+def test_what_a_producer_went_on_behind_in_the_same_epoch_is_not_sent_again(when: str) -> None:
+    """The answer to EndTxn was out then, so the other side had it; and an end that is read now is above records that
+    nobody has decided on. A failover would commit them."""
+
+    async def work(source: Source) -> None:
+        write(source)
+        for state in (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT):
+            record(source, state, PLACE)
+        marker = mark(source)
+
+        def goes_on() -> None:
+            record(source, TransactionState.ONGOING, PLACE)
+            write_more(source)
+
+        def goes_on_now(*args: Any) -> Any:
+            goes_on()
+            source.cluster.log_ends = log_ends  # type: ignore[method-assign]
+            return log_ends(*args)
+
+        log_ends = source.cluster.log_ends
+        if when == "before the start":
+            goes_on()
+        source.mode(LinkMode.SYNCHRONOUS)
+        await source.until("it joins", lambda: source.recorded() is not None)
+        await source.until("the log is read", lambda: source.decisions.tail.loaded)
+        if when == "before its ends are read":
+            source.cluster.log_ends = goes_on_now  # type: ignore[method-assign]
+        assert not passes(source, marker)
+        await source.until("it is not waited for", lambda: passes(source, marker))
+        if when == "after":
+            goes_on()
+        await asyncio.sleep(2.0)
+        assert [ends_of(each) for each in source.connection.decided] == ([{"remote-t": 2}] if when == "after" else [])
+
+    on_source(work)
+
+
+def write_more(source: Source) -> None:
+    """A record of the producer's next transaction, that nobody looks at."""
+    source.log.write(
+        batch(
+            source.log.end,
+            [b"v"],
+            producer_id=PRODUCER,
+            producer_epoch=EPOCH,
+            base_sequence=1,
+            attributes=TRANSACTIONAL_BIT,
+        )
+    )
+
+
 def test_a_partition_whose_decision_nobody_knows_is_in_sync_no_more_and_its_marker_goes_then() -> None:
     async def work(source: Source) -> None:
         await source.synchronous()

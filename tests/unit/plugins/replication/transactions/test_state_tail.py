@@ -34,8 +34,11 @@ class Scene:
 
     def decide(self, *transactional_ids: str) -> None:
         for each in transactional_ids:
-            records = [(state_key(each), state_value(DECIDED))]
-            self.log.write(state_batch(self.log.end, records, self.log.leader_epoch))
+            self.record(each, DECIDED)
+
+    def record(self, transactional_id: str, transaction: Transaction) -> None:
+        records = [(state_key(transactional_id), state_value(transaction))]
+        self.log.write(state_batch(self.log.end, records, self.log.leader_epoch))
 
     async def read(self) -> None:
         deadline = simulated_now() + 30
@@ -65,6 +68,24 @@ def test_what_was_there_is_reported_and_then_what_comes() -> None:
         assert scene.changes[2:] == [("c", 3, 0)]
         assert scene.tail.is_old(LogPlace(0, 2, 0))
         assert not scene.tail.is_old(LogPlace(0, 3, 0))
+
+    on_log(work)
+
+
+@pytest.mark.parametrize(("client_version", "epoch", "left"), [(1, 0, 0), (1, 1, 1), (2, 0, 1)])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_what_was_decided_is_forgotten_when_its_producer_goes_on_in_its_epoch(
+    client_version: int, epoch: int, left: int, loaded: bool
+) -> None:
+    async def work(scene: Scene) -> None:
+        scene.record("a", DECIDED._replace(client_version=client_version))
+        scene.record("a", Transaction(7, 0, TransactionState.COMPLETE_COMMIT, (), client_version))
+        if loaded:
+            await scene.read()
+            assert len(scene.tail.decided(7)) == 1
+        scene.record("a", Transaction(7, epoch, TransactionState.ONGOING, (("t", 0),), client_version))
+        await scene.read()
+        assert len(scene.tail.decided(7)) == left
 
     on_log(work)
 
