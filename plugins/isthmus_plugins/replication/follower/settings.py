@@ -193,7 +193,7 @@ class FollowerSettings:
             self.waiting.pop(local, None)
 
     def _keep_raised(self, local: str, source: Mapping[str, str], effective: Mapping[str, str | None]) -> None:
-        """Leave limits of batches that are larger than the source's: they were raised here, by another proxy, or before.
+        """Leave limits of batches that are larger than the source's: they were raised here, elsewhere, or before.
 
         Unless the source's are not those that were recorded: what it has now comes first.
         """
