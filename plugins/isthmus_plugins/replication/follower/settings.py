@@ -193,16 +193,17 @@ class FollowerSettings:
             self.waiting.pop(local, None)
 
     def _keep_raised(self, local: str, source: Mapping[str, str], effective: Mapping[str, str | None]) -> None:
-        """Leave limits of batches that are larger than the source's: another proxy, or a process before, raised them.
+        """Leave limits of batches that are larger than the source's: they were raised here, elsewhere, or before.
 
         Unless the source's are not those that were recorded: what it has now comes first.
         """
         record = self._following(local)
         known = {} if record is None else record.settings
-        same = [name for name in topic_settings.LIMITS if name in source and known.get(name) == source[name]]
+        same = {name for name in topic_settings.LIMITS if name in source and known.get(name) == source[name]}
+        raised = {name: value for name, value in self._raised.pop(local, {}).items() if name in same}
         larger = {name: value for name in same if (value := effective.get(name)) and int(value) > int(source[name])}
-        if larger:
-            self.raised(local, larger)
+        if raised or larger:
+            self._raised[local] = raised | larger
 
     async def _alter(
         self, source: Mapping[str, str], existing: TopicInfo, effective: Mapping[str, str | None]

@@ -103,10 +103,12 @@ def test_one_that_was_created_again_is_followed_in_its_place() -> None:
 
 
 def test_a_synchronous_link_stays_in_sync_while_a_topic_is_made_again() -> None:
-    """Acks of the new one are held from its first record on, until the former one is gone and it is followed."""
+    """Acks of the new one are held from its first record on, until the former one is gone and it is followed: for as
+    long as they may wait, and it takes more than a lease until it is certain that the former one was deleted."""
 
     async def work(two: Two) -> None:
-        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        waits = links.SetMode(mode="synchronous", confirm_timeout_ms=int(3000 * LEASE_S))
+        await two.a.links.set_mode("a-to-b", waits)
         await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
         del two.clusters["A"].found["l-t"]
         await asyncio.sleep(1.0)

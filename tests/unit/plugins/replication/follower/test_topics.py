@@ -730,6 +730,22 @@ def test_limits_of_batches_that_were_raised_stay_whoever_raised_them() -> None:
     on_cluster(work)
 
 
+def test_limits_of_batches_that_were_raised_are_the_sources_when_it_has_others() -> None:
+    """A batch comes before the larger limit that its source was given for it."""
+
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        scene.topics.settings.raised(LOCAL, {"max.message.bytes": "8388608"})
+        scene.found.configs["max.message.bytes"] = "8388608"
+        assert (await scene.prepare(wanted(configs={**CONFIGS, "retention.ms": "77"}))).ready
+        assert scene.found.configs["max.message.bytes"] == "8388608"
+        assert (await scene.prepare(wanted(configs={**CONFIGS, "max.message.bytes": "5000000"}))).ready
+        assert scene.found.configs["max.message.bytes"] == "5000000"
+        assert "max.message.bytes" not in scene.topics.settings.overrides(LOCAL)
+
+    on_cluster(work)
+
+
 def test_a_topic_that_is_there_follows_without_what_the_brokers_refuse() -> None:
     async def work(scene: Scene) -> None:
         scene.cluster.add_topic(LOCAL, configs={"max.message.bytes": "5000000"})
