@@ -14,7 +14,7 @@ import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from support.kafka import unique
-from support.links import Linked, linked, until
+from support.links import Linked, Side, linked, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
@@ -297,11 +297,26 @@ def test_detach_and_attach_again_goes_on_where_it_was(link: Linked) -> None:
 # ---- the link itself ----
 
 
+def until_up(name: str, *sides: Side) -> None:
+    """Wait until both ends of a link, or one of them, are up; where they are not, with what they say instead."""
+    told: dict[str, Any] = {}
+
+    def up() -> bool:
+        told.update({side.kafka.spec.name: side.link(name) for side in sides})
+        return all(each["state"] == "Following" for each in told.values())
+
+    try:
+        until("it is up", up)
+    except AssertionError:
+        said = {side: [each[word] for word in ("state", "reason", "message")] for side, each in told.items()}
+        raise AssertionError(f"not up: {said}") from None
+
+
 def test_create_list_describe_delete(link: Linked) -> None:
     name = unique("other")
     created = link.b.proxy.cli("link", "create", name, "--remote", link.a.proxy.link_address)  # the other way round
     assert created["link_name"] == name
-    until("it is up", lambda: link.a.link(name)["state"] == link.b.link(name)["state"] == "Following")
+    until_up(name, link.a, link.b)
     assert link.b.link(name)["dials"]
     assert not link.a.link(name)["dials"]
     assert link.a.link(name)["link_id"] == link.b.link(name)["link_id"]
@@ -318,11 +333,11 @@ def test_create_list_describe_delete(link: Linked) -> None:
 def test_half_a_link_is_healed_by_creating_it_again(link: Linked) -> None:
     name = unique("half")
     link.a.proxy.cli("link", "create", name, "--remote", link.b.proxy.link_address)
-    until("it is up", lambda: link.b.link(name)["state"] == "Following")
+    until_up(name, link.b)
     link.a.proxy.cli("link", "delete", name, "--local-only")
     until("B notices", lambda: link.b.link(name)["state"] == "Disconnected")
     link.a.proxy.cli("link", "create", name, "--remote", link.b.proxy.link_address)
-    until("it is up", lambda: link.a.link(name)["state"] == link.b.link(name)["state"] == "Following")
+    until_up(name, link.a, link.b)
     # And the other half: A has it, B does not.
     link.b.proxy.cli("link", "delete", name, "--local-only")
     until("A is told", lambda: link.a.link(name)["reason"] == "PEER_HAS_NO_SUCH_LINK")
