@@ -261,13 +261,13 @@ class Downstream(Peer):
         """One more reason not to read requests."""
         self._holds += 1
         if self._holds == 1 and self.session.state is not SessionState.CLOSED:
-            self.pause_reading()
+            self._transport.pause_reading()
 
     def release_reading(self) -> None:
         """One reason less."""
         self._holds -= 1
         if self._holds == 0 and self.session.state in (AUTHENTICATING, SERVING, SessionState.DRAINING):
-            self.resume_reading()
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         arrived = monotonic()
@@ -336,7 +336,7 @@ class Downstream(Peer):
             self._partial += data
             if len(self._partial) < self._wanted:
                 if self._holds:  # uvloop starts to read behind connection_made, whatever that said
-                    self.pause_reading()
+                    self._transport.pause_reading()
                 return b""
             data = bytes(self._partial)
             self._partial = None

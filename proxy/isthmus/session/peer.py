@@ -46,16 +46,6 @@ class Peer(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self.send = self._transport.write
 
-    def pause_reading(self) -> None:
-        """Take nothing more from the peer. One that is closing takes no orders: uvloop raises RuntimeError."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Take more."""
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-
     def finish(self) -> None:
         """Close after what is queued has been sent, within a bounded time; no more is read."""
         self._partial = None

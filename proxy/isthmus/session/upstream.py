@@ -81,6 +81,12 @@ class Upstream(Peer):
     def resume_writing(self) -> None:
         self._downstream.release_reading()
 
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
         size = len(data)
         self._gateway.bytes_from_brokers += size

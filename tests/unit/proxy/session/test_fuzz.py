@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import uvloop
@@ -85,8 +86,13 @@ def on_produce(request: Request) -> Verdict:
 
 
 async def exchange(sent: bytes, cuts: list[int], answered: bytes, sasl: bool = False) -> None:
-    failures: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+    failures: list[str] = []
+
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        failures.append(f"{context} {''.join(traceback.format_exception(error)) if error else ''}")
+
+    asyncio.get_running_loop().set_exception_handler(failed)
 
     async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -127,7 +133,7 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes, sasl: bool = F
         except ConnectionError:
             pass
         writer.close()
-        assert not failures, failures
+        assert not failures, failures[0]
         # The process serves the next client.
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.bind.port)
         writer.close()
@@ -136,7 +142,7 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes, sasl: bool = F
         await gateway.drain(0)
         await broker_sasl.close()
         server.close()
-    assert not failures, failures
+    assert not failures, failures[0]
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
