@@ -62,6 +62,12 @@ class Watching:
         return self.seen
 
 
+def fail_over(link: Linked) -> None:
+    """When the target has heard nothing for a while of a source that was killed."""
+    until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
+    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
+
+
 def test_a_topic_that_its_producer_makes_is_in_sync_from_its_first_ack(link: Linked) -> None:
     """It is created by its first record, and the source is killed when that was acked."""
     source, target = link.names("made-by-its-producer")
@@ -77,8 +83,7 @@ def test_a_topic_that_its_producer_makes_is_in_sync_from_its_first_ack(link: Lin
     watching.end()
     assert before
     assert {tuple(each) for each in before} == {("In-Sync", "In-Sync")}
-    until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
-    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
+    fail_over(link)
     assert [record.value for record in link.b.read(target)] == [b"first"], "and once"
 
 
@@ -102,8 +107,7 @@ def test_a_topic_that_is_made_again_is_in_sync_from_its_first_ack(link: Linked) 
     assert acked == ["None"]
     watching.end()
     assert {at_source for at_source, _ in before} == {"In-Sync"}
-    until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
-    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
+    fail_over(link)
     assert [record.value for record in link.b.read(target)] == [b"new"], "and nothing else"
 
 
@@ -116,8 +120,7 @@ def test_a_transaction_in_a_topic_that_it_makes_is_there_when_its_commit_was_ack
     producer.commit_transaction(30)
     link.a.kafka.kill(link.a.kafka.broker_ids[0])
     link.a.proxy.kill()
-    until("disconnected", lambda: link.b.link(link.name)["last_heard_seconds"] > 1)
-    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name)["namespaces"][0]["promoted"])
+    fail_over(link)
     read = link.b.read(target, isolation="read_committed")
     assert [record.value for record in read] == [b"first"]
 

@@ -118,6 +118,8 @@ class Discovery:
     topics: dict[str, TopicInfo] = field(default_factory=dict)
     looks: int = 0
 
+    def unsettle(self) -> None: ...
+
 
 @dataclass
 class LeaderEnd:

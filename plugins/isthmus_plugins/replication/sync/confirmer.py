@@ -271,6 +271,7 @@ class SyncConfirmer(Confirmer, Part):
             self._new.forget()
             self.requirements.changed()
         elif self._new.look(*self._pushed.topics()):
+            self._pushed.tell_again()
             self.requirements.changed()
             self.acks.confirmed_all()
         self.reads.confirmed_all()  # leaders may have moved

@@ -44,6 +44,10 @@ class PushedPartitions:
             return False
         return discovery.leads_since.get(place, since) <= since
 
+    def tell_again(self) -> None:
+        """Other partitions are new than before: the other sides are told with the next look."""
+        self._leader_end.discovery.unsettle()
+
     def topics(self) -> tuple[Mapping[str, TopicInfo], int]:
         """This cluster's topics as of the last look at them, and how many looks there were."""
         return self._leader_end.discovery.topics, self._leader_end.discovery.looks

@@ -29,6 +29,7 @@ from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.links import OperationError, PartitionStatus
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.replication.follower.source_deletions import LOOK_INTERVAL_S, UNDER_WAY_S
+from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S
 
 LEASE_S = 10.0
 """Of the proxies of the model."""
@@ -100,6 +101,17 @@ def test_one_that_was_created_again_is_followed_in_its_place() -> None:
         await two.until("it follows", lambda: (found := status(two)) is not None and found.state == "Following")
 
     on_pair(work)
+
+
+def test_a_target_is_told_at_once_that_acks_of_topics_to_come_wait() -> None:
+    async def work(two: Two) -> None:
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        led = two.a.plugin.parts.leader_end
+        await two.until("they wait", lambda: led.holds_from_first("a-to-b", None))
+        await asyncio.sleep(2 * DISCOVERY_INTERVAL_S)
+        assert two.b.plugin.parts.follower_topics.holds_new("a-to-b")
+
+    on_pair(work, None)
 
 
 def test_a_synchronous_link_stays_in_sync_while_a_topic_is_made_again() -> None:

@@ -43,18 +43,23 @@ def record(source: Source, state: TransactionState, *places: TopicPartition, app
     log.write(state_batch(log.end, [(state_key(app), value)]))
 
 
-def write(source: Source) -> None:
-    """One record of the transaction."""
+def write_unseen(source: Source, sequence: int = 0) -> bytes:
+    """One record of a transaction, that nobody looks at yet."""
     data = batch(
         source.log.end,
         [b"v"],
         producer_id=PRODUCER,
         producer_epoch=EPOCH,
-        base_sequence=0,
+        base_sequence=sequence,
         attributes=TRANSACTIONAL_BIT,
     )
     source.log.write(data)
-    assert passes(source, data)
+    return data
+
+
+def write(source: Source) -> None:
+    """One record of the transaction."""
+    assert passes(source, write_unseen(source))
 
 
 def mark(source: Source, committed: bool = True) -> bytes:
@@ -413,7 +418,7 @@ def test_what_a_producer_went_on_behind_in_the_same_epoch_is_not_sent_again(when
 
         def goes_on() -> None:
             record(source, TransactionState.ONGOING, PLACE)
-            write_more(source)
+            write_unseen(source, sequence=1)
 
         def goes_on_now(*args: Any) -> Any:
             goes_on()
@@ -436,20 +441,6 @@ def test_what_a_producer_went_on_behind_in_the_same_epoch_is_not_sent_again(when
         assert [ends_of(each) for each in source.connection.decided] == ([{"remote-t": 2}] if when == "after" else [])
 
     on_source(work)
-
-
-def write_more(source: Source) -> None:
-    """A record of the producer's next transaction, that nobody looks at."""
-    source.log.write(
-        batch(
-            source.log.end,
-            [b"v"],
-            producer_id=PRODUCER,
-            producer_epoch=EPOCH,
-            base_sequence=1,
-            attributes=TRANSACTIONAL_BIT,
-        )
-    )
 
 
 def test_a_partition_whose_decision_nobody_knows_is_in_sync_no_more_and_its_marker_goes_then() -> None:
