@@ -945,6 +945,20 @@ def test_throttle_time_of_a_produce_stands_behind_its_partitions(version: int) -
     assert throttle_ms(ApiKey.PRODUCE, version, frame) == 1234
 
 
+def test_addresses_of_new_leaders_behind_it_are_no_throttle_time() -> None:
+    """Ports stood where it was looked for: a partition's move was a quota, and its connection mute for an hour."""
+    leader = {"node_id": 2, "host": "127.0.0.1", "port": 24623}
+    refused = {"index": 0, "error_code": 6, "current_leader": {"leader_id": 2, "leader_epoch": 3}}
+    for throttled_ms in (0, 1234):
+        values = {
+            "responses": [{"name": "t", "partition_responses": [refused]}],
+            "throttle_time": throttled_ms,
+            "node_endpoints": [leader],
+        }
+        frame = encode_response(build(response_type(ApiKey.PRODUCE, 10), values), 7)
+        assert throttle_ms(ApiKey.PRODUCE, 10, frame) == throttled_ms
+
+
 def test_throttle_time_is_read_in_every_version_of_every_api() -> None:
     seen = 0
     for api_key, (lowest, highest) in supported().items():
