@@ -35,7 +35,7 @@ CALLS_AT_ONCE: Final = 3
 """The next ones are being made while the target waits for the leaders of those before."""
 HoldsFromFirst: TypeAlias = Callable[[str, TopicInfo | None], bool]
 """Whether acks of some partitions of a topic, or (None) of topics to come, wait for a link from their first record on,
-and are not known to be level yet."""
+and no lease has told its other side yet that it has what was acked."""
 NOT_READY: Final = calls.PreparedTopic(False)
 """Of a topic that the target says nothing of."""
 

@@ -80,6 +80,8 @@ class SyncPartitions:
         self.progress: dict[LinkPartition, Progress] = {}
         self._enforcing = -1
         """The offset of the control log that other proxies are waited for to have applied."""
+        self._unleased: set[LinkPartition] = set()
+        """New partitions that are In-Sync, which no lease has told the other side yet."""
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -185,14 +187,18 @@ class SyncPartitions:
             progress.confirmed = max(progress.confirmed, end)
 
     def holds_from_first(self, link_name: str, topic: TopicInfo | None) -> bool:
-        """Whether some partitions of a topic are new, and have not reached In-Sync; or (None) those to come will be."""
+        """Whether some partitions of a topic are new, and the other side has no lease of them; or (None) those to come
+        will be."""
         if not self._links.is_synchronous(link_name):
             return False
         if topic is None:
             return self._links.new.is_ready(link_name)
         for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
-            record = self._links.own_record(link_name, (topic.name, index))
-            if record.from_first if record is not None else self._links.new.is_new(link_name, (topic.name, index)):
+            place = topic.name, index
+            record = self._links.own_record(link_name, place)
+            if record.from_first if record is not None else self._links.new.is_new(link_name, place):
+                return True
+            if self._unleased and LinkPartition(link_name, *place) in self._unleased:
                 return True
         return False
 
@@ -242,6 +248,7 @@ class SyncPartitions:
         led = {key for key in self._pushed.led() if self._links.leads(key)}
         for key in [key for key in self.progress if key not in led]:
             del self.progress[key]
+        self._unleased = {key for key in self._unleased if self.in_sync(key) and not self.progress[key].was_granted}
         for key in led:
             progress, epoch = self.progress.get(key), self._pushed.leader_epoch(key.place)
             led_id = self._pushed.topic_id(key.topic)
@@ -363,6 +370,8 @@ class SyncPartitions:
             await recording.record(self._context, body)
 
     def _begin(self, key: LinkPartition, progress: Progress, at_offset: int) -> None:
+        if progress.from_first and not progress.was_granted:
+            self._unleased.add(key)
         progress.reached(at_offset)
         log.info("partition in sync", extra=key._asdict())
 

@@ -143,6 +143,11 @@ class Progress:
     """Why it did not get In-Sync when it tried last."""
 
     @property
+    def was_granted(self) -> bool:
+        """Whether the other side was ever told, for as long as a lease runs, that it has something."""
+        return self.granted_at > float("-inf")
+
+    @property
     def promised_at(self) -> float:
         """When it was last said that it has something."""
         return max(self.granted_at, self.counted_at, self.seen_at)

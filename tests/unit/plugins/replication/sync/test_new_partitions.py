@@ -83,6 +83,24 @@ def test_its_first_ack_waits_for_its_record_and_the_other_side() -> None:
     on_source(work)
 
 
+def test_the_other_side_is_told_that_a_topic_is_new_until_it_has_leases() -> None:
+    """It asks for these now and then: what was level before the first of them was Out-Of-Sync there in between."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        await found(source)
+        pushed(source)
+        [info] = [each for each in (await source.cluster.topics()).values() if each.name == TOPIC]
+        await source.until("In-Sync", source.in_sync)
+        assert status(source) == ("In-Sync", False)
+        await asyncio.sleep(1.0)
+        assert source.sync.partitions.holds_from_first(LINK, info)
+        assert await source.lease()
+        await source.until("it is told no more", lambda: not source.sync.partitions.holds_from_first(LINK, info))
+
+    on_source(work)
+
+
 def test_no_ack_goes_before_it_is_recorded_even_where_the_other_side_has_it() -> None:
     async def work(source: Source) -> None:
         await empty(source)
