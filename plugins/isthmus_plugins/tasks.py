@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 log = logging.getLogger("isthmus.tasks")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 5.0
@@ -174,3 +177,23 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def some_at_once(limit: int, do: Callable[[Item], Awaitable[Result]], items: Iterable[Item]) -> list[Result]:
+    """What ``do`` returns for each item, in their order; so many of them are under way at a time.
+
+    The first error ends all that is under way, and is raised.
+    """
+    left, results = enumerate(items), dict[int, Result]()
+
+    async def work() -> None:
+        for number, item in left:
+            results[number] = await do(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(limit):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [results[number] for number in sorted(results)]

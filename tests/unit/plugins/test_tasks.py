@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 
-from isthmus_plugins.tasks import NAMES_MAX, RECOVERED_S, RETRY_MAX_S, RETRY_MIN_S, Supervision, Tasks
+from isthmus_plugins.tasks import NAMES_MAX, RECOVERED_S, RETRY_MAX_S, RETRY_MIN_S, Supervision, Tasks, some_at_once
 
 pytestmark = pytest.mark.fails_on_purpose
 
@@ -173,3 +173,43 @@ def test_names_that_are_counted_have_a_bound() -> None:
     assert supervision.failures["owner/loop"] == NAMES_MAX + 100, "known ones go on"
     assert supervision.failures["owner/others"] == 101
     assert supervision.failures.total() == 2 * (NAMES_MAX + 100)
+
+
+def test_some_at_once_are_under_way_and_their_results_are_in_order() -> None:
+    under_way: list[int] = []
+    most = 0
+
+    async def do(number: int) -> int:
+        nonlocal most
+        under_way.append(number)
+        most = max(most, len(under_way))
+        await asyncio.sleep(3.0 if number == 0 else 1.0)
+        under_way.remove(number)
+        return -number
+
+    async def work() -> None:
+        began = simulated_now()
+        assert await some_at_once(3, do, range(7)) == [0, -1, -2, -3, -4, -5, -6]
+        assert most == 3
+        assert simulated_now() - began == pytest.approx(3.0)
+        assert await some_at_once(3, do, []) == []
+
+    run_simulated(work())
+
+
+def test_the_first_error_of_some_ends_all_that_is_under_way() -> None:
+    done: list[int] = []
+
+    async def do(number: int) -> None:
+        if number == 1:
+            raise RuntimeError("injected")
+        await asyncio.sleep(1.0)
+        done.append(number)
+
+    async def work() -> None:
+        with pytest.raises(RuntimeError, match="injected"):
+            await some_at_once(2, do, range(4))
+        await asyncio.sleep(5.0)
+        assert done == []
+
+    run_simulated(work())

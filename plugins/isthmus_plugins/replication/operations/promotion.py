@@ -30,6 +30,8 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Final
 
 from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, DecidePromotion, EndPromotion
@@ -56,13 +58,15 @@ from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 from isthmus_plugins.replication.operations.commands import Call
 from isthmus_plugins.replication.status.left_out import LeftOutNames
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Tasks, some_at_once
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 RESUME_INTERVAL_S: Final = 2.0
 """How often a proxy looks for promotions that nobody carries out."""
 MISSING_LISTED: Final = 10
+TOPICS_AT_ONCE: Final = 50
+"""Topics that are looked at, or made this cluster's own, at the same time: each takes some requests, in turn."""
 ARRIVAL_S: Final = 10.0
 """How long what was sent before the leader's end was detached may take to be in the follower's logs."""
 ARRIVAL_POLL_S: Final = 0.1
@@ -194,31 +198,28 @@ class Promotions:
         report.missing += [f"{name} is being truncated at the source" for name in truncating]
         if not truncating:
             await self._source_ends(link_name, mapping)  # it will be asked once more when it is too late to refuse
-        for source in led.topics:
+
+        async def missing(source: calls.LedTopic) -> list[str]:
             name = mapping.local_name(source.topic)
-            if name is None:
-                continue
-            record = self._context.control.state.follower_topics.get(name)
-            here = topics.get(name)
-            follows = record is not None and record.state is TopicState.FOLLOWING
-            if here is None or record is None or not follows or record.source_topic_id != source.topic_id:
-                report.missing.append(f"{source.topic} is not followed")
-                continue
-            report.missing += doubted(record)
-            if source.replication_factor is not None:
-                self._replicas.said(name, source.replication_factor)
-            there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
-            places = [(name, partition) for partition in range(len(here.partitions))]
-            ends = await self._context.cluster.log_ends(places)
-            for partition, said in enumerate(there):
-                source_end, end = said.high_watermark, ends.get((name, partition))
-                if end is None:
-                    report.missing.append(f"the log end of {name}-{partition} cannot be read")
-                elif end != source_end:
-                    report.missing.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
+            return [] if name is None else await self._missing_of(link_name, source, name, topics.get(name))
+
+        report.missing += chain.from_iterable(await some_at_once(TOPICS_AT_ONCE, missing, led.topics))
         report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
         await self.look_at_replicas(report)
         await self.look_at_transactions(link_name, topics, report)
+
+    async def _missing_of(self, link_name: str, source: calls.LedTopic, name: str, here: TopicInfo | None) -> list[str]:
+        """What a topic lacks of its source's. Raises OperationError, BrokerUnavailable, KafkaRefused."""
+        record = self._context.control.state.follower_topics.get(name)
+        follows = record is not None and record.state is TopicState.FOLLOWING
+        if here is None or record is None or not follows or record.source_topic_id != source.topic_id:
+            return [f"{source.topic} is not followed"]
+        if source.replication_factor is not None:
+            self._replicas.said(name, source.replication_factor)
+        there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
+        ends = await self._context.cluster.log_ends([(name, partition) for partition in range(len(here.partitions))])
+        source_ends = {(name, partition): said.high_watermark for partition, said in enumerate(there)}
+        return doubted(record) + _other_ends(source_ends, ends)
 
     async def look_at_replicas(self, report: PromotedNamespace) -> None:
         """Add which topics of a namespace, and of the proxies' own, have fewer replicas than they are to have.
@@ -234,8 +235,8 @@ class Promotions:
     ) -> None:
         """Add what is open in the topics of a namespace, and what it was decided to come to. Raises OperationError."""
         stored = await self._ends.stored(link_name)
-        for name in report.topics:
-            markers = await self._markers(topics[name], stored)
+        found = (topics[name] for name in report.topics)
+        for markers in await some_at_once(TOPICS_AT_ONCE, partial(self._markers, stored), found):
             report.transactions_open += len(markers)
             report.transactions_decided += sum(marker.committed for marker in markers)
 
@@ -378,11 +379,15 @@ class Promotions:
                 records = self._context.control.state.follower_topics
                 # What is the source's ends before the markers do, wherever it was killed before.
                 await self._stopped([(records[each.name], each) for each in topics if each.name in records])
-                for topic in topics:
-                    ended += await self._ends.end(await self._markers(topic, stored))
+
+                async def make_own(topic: TopicInfo) -> tuple[Ended, list[str]]:
+                    made = await self._ends.end(await self._markers(stored, topic))
                     values = promotion.settings.get(topic.name)
                     values = self._after(topic.name, promotion.link, values, promotion.without_source)
-                    refused += await self._restore(topic.name, values)
+                    return made, await self._restore(topic.name, values)
+
+                for each, not_taken in await some_at_once(TOPICS_AT_ONCE, make_own, topics):
+                    ended, refused = ended + each, refused + not_taken
                 await self._prepare_transactions()
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
@@ -395,7 +400,7 @@ class Promotions:
         except (BrokerUnavailable, KafkaRefused) as error:  # a cluster that cannot have the topic has no transactions
             log.warning("no transaction coordinator", extra={"detail": str(error)})
 
-    async def _markers(self, topic: TopicInfo, stored: Stored) -> list[TransactionMarkers]:
+    async def _markers(self, stored: Stored, topic: TopicInfo) -> list[TransactionMarkers]:
         record = self._context.control.state.follower_topics.get(topic.name)
         link = self._context.control.state.links.get(record.link) if record is not None else None
         return await self._ends.markers(topic, link.remote_cluster_id if link is not None else None, stored)
@@ -464,14 +469,7 @@ class Promotions:
             else:
                 ours |= {(name, partition): end for partition, end in enumerate(said.ends)}
                 lacking += doubted(record)
-        ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
-        for (name, partition), source_end in ours.items():
-            end = ends.get((name, partition))
-            if end is None:
-                lacking.append(f"the log end of {name}-{partition} cannot be read")
-            elif end != source_end:
-                lacking.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
-        return lacking
+        return lacking + _other_ends(ours, await self._context.cluster.log_ends(list(ours)) if ours else {})
 
     async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, calls.TopicEnds]:
         """Where this cluster's logs end, for the follower's end that is promoted. Raises BrokerUnavailable."""
@@ -498,10 +496,13 @@ class Promotions:
 
         Raises OperationError.
         """
+
+        async def refused(name: str) -> list[str]:
+            values = self._after(name, link_name, settings.get(name), without_source)
+            return await self._restore(name, values, validate_only=True)
+
         try:
-            for name in report.topics:
-                values = self._after(name, link_name, settings.get(name), without_source)
-                report.settings_refused += await self._restore(name, values, validate_only=True)
+            report.settings_refused += chain.from_iterable(await some_at_once(TOPICS_AT_ONCE, refused, report.topics))
         except BrokerUnavailable as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
 
@@ -545,6 +546,18 @@ class Promotions:
 def doubted(record: FollowerTopic) -> list[str]:
     """Why a topic may have keys that its source has deleted."""
     return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
+
+
+def _other_ends(source: Mapping[TopicPartition, int], here: Mapping[TopicPartition, int]) -> list[str]:
+    """Which logs do not end where the source's do."""
+    found = []
+    for (topic, partition), source_end in source.items():
+        end = here.get((topic, partition))
+        if end is None:
+            found.append(f"the log end of {topic}-{partition} cannot be read")
+        elif end != source_end:
+            found.append(f"{topic}-{partition} ends at {end}, the source's at {source_end}")
+    return found
 
 
 def _key(wanted: NamespaceRef) -> NamespaceKey:
