@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from isthmus_control.control_state import ControlState
@@ -43,16 +43,21 @@ class Discovery:
         context: PluginContext,
         peers: LinkPeers,
         found: Callable[[Topics], bool],
+        prepared: Callable[[Collection[LinkPartition]], None],
         holds_from_first: HoldsFromFirst,
     ) -> None:
         """``found`` is called after each look, with the topics of the cluster, none where this proxy leads nothing; it
-        says whether all that is led is pushed."""
+        says whether all that is led is pushed. ``prepared`` is called with led partitions of which a target has said
+        something in between."""
         self._context = context
         self._found = found
+        self._prepared = prepared
         self._tasks = Tasks("discovery", context.supervision)
         self._changed = asyncio.Event()
         self._configs = SourceConfigs(context, self.wake)
-        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake, holds_from_first)
+        self._targets = TargetTopics(
+            context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first
+        )
         self._error: str | None = None
         self._settled = NOT_SETTLED
         """The control state with which all that is led is pushed, and until when that need not be looked at."""
@@ -141,6 +146,23 @@ class Discovery:
         all_pushed = self._found(topics) and bool(leading)
         self._settled = (state, began + SETTLED_S) if all_pushed else NOT_SETTLED
         return self._context.clock.monotonic() - began
+
+    def _answered(self, link_name: str, names: Collection[str]) -> None:
+        """A target has said something of some topics: streams go by it without another look at all there is."""
+        if self._context.clock.monotonic() >= self._context.lease_deadline:
+            return
+        state = self._context.control.state
+        mappings = [mapping for link, mapping in self._leading() if link.name == link_name]
+        keys = [
+            key
+            for name in names
+            if name in self.topics and name not in state.truncations
+            if any(mapping.remote_name(name) is not None for mapping in mappings)
+            for index in range(len(self.topics[name].partitions))
+            if (key := LinkPartition(link_name, name, index)) in self.led
+        ]
+        self.led |= {key: self._targets.prepared.get((link_name, key.topic)) for key in keys}
+        self._prepared(keys)
 
     def _leading(self) -> list[tuple[Link, NamespaceMapping]]:
         return [

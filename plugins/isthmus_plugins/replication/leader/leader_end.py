@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -91,7 +91,8 @@ class LeaderEnd(Part):
         """By partition and topic id."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LinkPartition, Stopped] = {}
-        self.discovery = Discovery(context, peers, self._reconcile, lambda *asked: self.holds_from_first(*asked))
+        holds_from_first: HoldsFromFirst = lambda *asked: self.holds_from_first(*asked)
+        self.discovery = Discovery(context, peers, self._reconcile, self._open_missing, holds_from_first)
         self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
@@ -146,13 +147,17 @@ class LeaderEnd(Part):
                 del self.stopped[key]
         self._learn_retention(topics)
         self._keep(topics)
+        self._open_missing(led)
+        return self._streams.keys() == led.keys()
+
+    def _open_missing(self, keys: Iterable[LinkPartition]) -> None:
+        """Open streams for those of these led partitions that have none, and are not to wait."""
         now = self._clock.monotonic()
-        for key in led:
+        for key in keys:
             if key not in self._streams and key not in self._opening:
                 stopped = self.stopped.get(key)
                 if stopped is None or stopped.retry_at <= now:
-                    self._open(key, topics[key.topic])
-        return self._streams.keys() == led.keys()
+                    self._open(key, self.discovery.topics[key.topic])
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -69,6 +69,7 @@ class _Preparing:
         "due_at",
         "ends",
         "looking",
+        "more",
         "running",
         "sent",
         "told",
@@ -79,6 +80,8 @@ class _Preparing:
         """Topics that are new, changed or not ready are being asked for."""
         self.looking = False
         """All others are, which may take a while: what is new does not wait for it."""
+        self.more = False
+        """There is more to ask when these are answered."""
         self.connection: LinkConnection | None = None
         self.asked: dict[str, object] = {}
         """By topic: as what the target was asked for it last."""
@@ -109,15 +112,18 @@ class TargetTopics:
         configs: SourceConfigs,
         tasks: Tasks,
         wake: Callable[[], None],
+        answered: Callable[[str, Collection[str]], None],
         holds_from_first: HoldsFromFirst,
     ) -> None:
-        """``wake`` is called when a target has answered."""
+        """``wake`` is called when there is more to ask. ``answered`` is called with a link and topics when its target
+        has said something of these."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
         self._configs = configs
         self._tasks = tasks
         self._wake = wake
+        self._answered = answered
         self._holds_from_first = holds_from_first
         self._preparing: dict[str, _Preparing] = {}
         self.prepared: dict[tuple[str, str], PreparedTopic] = {}
@@ -132,7 +138,10 @@ class TargetTopics:
         """
         connections = self._peers.connections(link_name)
         preparing = self._preparing.setdefault(link_name, _Preparing())
-        if not connections or (preparing.running and preparing.looking):
+        if not connections:
+            return
+        if preparing.running and preparing.looking:
+            preparing.more = True
             return
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
@@ -142,14 +151,15 @@ class TargetTopics:
             for name, (mapping, info) in wanted.items()
         }
         now = self._clock.monotonic()
-        due = {
+        changed = {
             name
             for name, (_, info) in wanted.items()
             if asked[name] != preparing.asked.get(name) or self._others_than(preparing.sent, info) is not None
         }
-        if now >= preparing.due_at:
-            due |= {name for name in wanted if not self._is_led(link_name, name)}
-        if not preparing.running and (due or told != preparing.told):
+        due = changed | {name for name in wanted if now >= preparing.due_at and not self._is_led(link_name, name)}
+        if preparing.running:
+            preparing.more = preparing.more or bool(changed) or told != preparing.told
+        elif due or told != preparing.told:
             preparing.running, preparing.told = True, told
             preparing.asked |= {name: asked[name] for name in due}
             first = {name: wanted[name] for name in wanted if name in due}
@@ -186,7 +196,7 @@ class TargetTopics:
         finally:
             preparing.running = False
             preparing.due_at = self._clock.monotonic() + REOPEN_DELAY_S
-            self._wake()
+            self._ask_more(preparing)
 
     async def _look_at_all(
         self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted
@@ -205,6 +215,11 @@ class TargetTopics:
             await self._asked(link_name, preparing, self._prepare_some(link_name, preparing, connection, wanted))
         finally:
             preparing.looking = False
+            self._ask_more(preparing)
+
+    def _ask_more(self, preparing: _Preparing) -> None:
+        if preparing.more:
+            preparing.more = False
             self._wake()
 
     async def _asked(self, link_name: str, preparing: _Preparing, *asking: Awaitable[None]) -> None:
@@ -235,10 +250,12 @@ class TargetTopics:
             None if (anchor := self._context.control.anchors.own()) is None else anchor.log,
         )
         answer = await connection.call(question, PREPARE_TIMEOUT_S)
+        known = []
         for request in requests:
             name = request.topic
             if preparing.asked.get(name) != asked[name]:
                 continue  # it was asked for as something else since, or is to be
+            known.append(name)
             said = answer.topics.get(name, NOT_READY)
             made = said.made or calls.ReadyTopic("")
             self.prepared[link_name, name] = PreparedTopic(
@@ -246,7 +263,7 @@ class TargetTopics:
             )
             if request.configs is not None and said.code is None:
                 preparing.configured[name] = request.configs
-        self._wake()
+        self._answered(link_name, known)
 
     async def _with_ends(
         self, link_name: str, preparing: _Preparing, wanted: Wanted, requests: Sequence[calls.WantedTopic]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -83,7 +83,9 @@ class Scene:
         peers: Any = SimpleNamespace(connections=lambda link_name: [self.connection])
         self.looks: list[Look] = []
         self.all_pushed = False
-        self.discovery = Discovery(context, peers, self.found, lambda link_name, topic: False)
+        self.prepared: list[LinkPartition] = []
+        """Of which a target has said something in between."""
+        self.discovery = Discovery(context, peers, self.found, self.note, lambda link_name, topic: False)
 
     def link(self, **attached: Any) -> None:
         """What is attached from now on."""
@@ -93,6 +95,9 @@ class Scene:
     def found(self, topics: Mapping[str, TopicInfo]) -> bool:
         self.looks.append(Look(topics, dict(self.discovery.led)))
         return self.all_pushed
+
+    def note(self, keys: Collection[LinkPartition]) -> None:
+        self.prepared += keys
 
     @staticmethod
     def mapping(local: str, remote: str, role: Role = Role.LEADER) -> NamespaceMapping:
@@ -283,6 +288,41 @@ def test_what_was_found_stays_while_brokers_do_not_answer() -> None:
 
 
 # ---- many topics ----
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "lease", "truncated", "detached", "deleted"])
+def test_what_a_target_says_counts_without_another_look(meanwhile: str) -> None:
+    """Among thousands of topics a look takes long, and the next one comes late."""
+
+    async def work(scene: Scene) -> None:
+        answered = asyncio.Event()
+        told = scene.connection.call
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            await answered.wait()
+            return await told(question, timeout_s)
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        scene.add("l-t", 1, 3, 2)
+        await asyncio.sleep(SOON_S)
+        assert scene.led == {("l-t", 0): None, ("l-t", 2): None}
+        if meanwhile == "lease":
+            scene.context.lease_deadline = 0.0
+        elif meanwhile == "truncated":
+            scene.state.truncations["l-t"] = object()
+        elif meanwhile == "detached":
+            scene.link()
+        elif meanwhile == "deleted":
+            scene.discovery.topics = {}
+        answered.set()
+        looks = len(scene.looks)
+        await asyncio.sleep(0.01)
+        assert len(scene.looks) == looks
+        prepared = [key.place for key in scene.prepared]
+        assert prepared == ([("l-t", 0), ("l-t", 2)] if meanwhile == "nothing" else [])
+        assert scene.led[("l-t", 0)] == ("r-t" if meanwhile == "nothing" else None)
+
+    on_scene(work)
 
 
 @pytest.mark.parametrize("what", ["nothing", "topics", "state", "woken", "a stream", "lease"])
