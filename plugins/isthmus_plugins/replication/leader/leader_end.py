@@ -91,8 +91,9 @@ class LeaderEnd(Part):
         """By partition and topic id."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LinkPartition, Stopped] = {}
-        holds_from_first: HoldsFromFirst = lambda *asked: self.holds_from_first(*asked)
-        self.discovery = Discovery(context, peers, self._reconcile, self._open_missing, holds_from_first)
+        self.discovery = Discovery(
+            context, peers, self._reconcile, self._open_missing, lambda *asked: self.holds_from_first(*asked)
+        )
         self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""

@@ -122,6 +122,8 @@ def test_a_synchronous_link_stays_in_sync_while_a_topic_is_made_again() -> None:
         waits = links.SetMode(mode="synchronous", confirm_timeout_ms=int(3000 * LEASE_S))
         await two.a.links.set_mode("a-to-b", waits)
         await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+        led = two.a.plugin.parts.leader_end
+        await two.until("acks of topics to come wait", lambda: led.holds_from_first("a-to-b", None))
         del two.clusters["A"].found["l-t"]
         await asyncio.sleep(1.0)
         new = two.clusters["A"].add_topic("l-t")
