@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed_topics
@@ -27,12 +27,27 @@ DISCOVERY_INTERVAL_S: Final = 0.4
 SETTLED_S: Final = 2.0
 """How long what was found holds where all of it is pushed, and neither topics nor the control state have changed."""
 NOT_SETTLED: Final[tuple[ControlState | None, float]] = (None, 0.0)
-LOOKS_SHARE: Final = 0.1
+LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks take among many topics, however much happens."""
 PAUSE_MAX_S: Final = 1.0
 """What waits for a look waits no longer than this, though."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
+
+
+class _Share(NamedTuple):
+    """What a look finds of a topic that a link leads: most looks find most topics as they were."""
+
+    topic: TopicInfo
+    mapping: NamespaceMapping
+    remote_topic: str
+    keys: tuple[LinkPartition, ...]
+    """The partitions that are this proxy's to push, or to report where they have no leader."""
+    epochs: Mapping[TopicPartition, int]
+    """Leader epochs, of all partitions."""
+    leaders: Mapping[TopicPartition, int]
+    sends: bool
+    """Whether the topic's settings are this proxy's to send."""
 
 
 class Discovery:
@@ -59,6 +74,8 @@ class Discovery:
             context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first
         )
         self._error: str | None = None
+        self._shares: dict[tuple[str, str], _Share] = {}
+        """By link and topic, as of the last look."""
         self._settled = NOT_SETTLED
         """The control state with which all that is led is pushed, and until when that need not be looked at."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
@@ -118,9 +135,10 @@ class Discovery:
                     log.warning("topics not read", extra={"detail": str(error)})
                 self._error = str(error)
             # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
-            await asyncio.sleep(min(PAUSE_MAX_S, busy_s / LOOKS_SHARE))
+            pause_s = min(PAUSE_MAX_S, busy_s / LOOKS_SHARE)
+            await asyncio.sleep(pause_s)
             try:
-                async with asyncio.timeout(DISCOVERY_INTERVAL_S):
+                async with asyncio.timeout(max(0.0, DISCOVERY_INTERVAL_S - pause_s)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -142,7 +160,7 @@ class Discovery:
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()
-            self.led, self.topic_ids = {}, {}
+            self.led, self.topic_ids, self._shares = {}, {}, {}
         all_pushed = self._found(topics) and bool(leading)
         self._settled = (state, began + SETTLED_S) if all_pushed else NOT_SETTLED
         return self._context.clock.monotonic() - began
@@ -177,42 +195,61 @@ class Discovery:
         every: dict[str, list[str]] = {}
         epochs: dict[TopicPartition, int] = {}
         leaders: dict[TopicPartition, int] = {}
+        moved: list[TopicPartition] = []
+        sends = set[str]()
+        shares: dict[tuple[str, str], _Share] = {}
         for link, mapping in leading:
             every.setdefault(link.name, [])
             every[link.name] += [name for name in truncating if mapping.remote_name(name) is not None]
             for topic in topics.values():
-                remote_topic = mapping.remote_name(topic.name)
-                if (topic.internal and mapping.offsets is None) or remote_topic is None:
-                    continue
-                fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
+                share = self._shares.get((link.name, topic.name))
+                if share is None or share.topic is not topic or share.mapping is not mapping:
+                    remote_topic = mapping.remote_name(topic.name)
+                    if (topic.internal and mapping.offsets is None) or remote_topic is None:
+                        continue
+                    share = self._share(link.name, mapping, topic, remote_topic)
+                    known = self.leader_epochs
+                    moved += [place for place, epoch in share.epochs.items() if known.get(place, epoch) != epoch]
+                shares[link.name, topic.name] = share
                 if topic.name in truncating:
-                    prepared: PreparedTopic | None = self._wait_for_truncation(link.name, topic.name, remote_topic)
+                    prepared: PreparedTopic | None = self._wait_for_truncation(
+                        link.name, topic.name, share.remote_topic
+                    )
                 else:
                     every[link.name].append(topic.name)
-                    for index, info in enumerate(topic.partitions):
-                        epochs[topic.name, index] = info.leader_epoch
-                        leaders[topic.name, index] = info.leader
-                    if fronted:
+                    epochs.update(share.epochs)
+                    leaders.update(share.leaders)
+                    if share.keys:
                         mine.setdefault(link.name, {})[topic.name] = (mapping, topic)
+                    if share.sends:
+                        sends.add(topic.name)
                     prepared = self._targets.prepared.get((link.name, topic.name))
-                for index in fronted:
-                    led[LinkPartition(link.name, topic.name, index)] = prepared
+                led.update(dict.fromkeys(share.keys, prepared))
         pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
         # Of a topic that several proxies push, one sends the settings: that of its first partition.
-        self._targets.sends = {
-            topic.name
-            for topic in pushed
-            if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
-        }
+        self._targets.sends = sends
         self._configs.watch(pushed)
         for link_name, names in every.items():
             self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
-        known, now = self.leader_epochs, self._context.clock.monotonic()
-        others = [place for place, epoch in epochs.items() if known.get(place, epoch) != epoch]
         kept = {place: since for place, since in self.leads_since.items() if place in epochs}
-        self.leads_since = kept | dict.fromkeys(others, now)
-        self.led, self.leader_epochs, self.leaders = led, epochs, leaders
-        self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
+        found_at = dict.fromkeys((place for place in moved if place in epochs), self._context.clock.monotonic())
+        self.leads_since = kept | found_at
+        self.led, self.leader_epochs, self.leaders, self._shares = led, epochs, leaders, shares
+        self.topic_ids = {share.topic.name: share.topic.topic_id for share in shares.values() if share.keys}
+
+    def _share(self, link_name: str, mapping: NamespaceMapping, topic: TopicInfo, remote_topic: str) -> _Share:
+        places = [(topic.name, index) for index in range(len(topic.partitions))]
+        first = next((info.leader for info in topic.partitions if info.leader >= 0), -1)
+        fronted = [place for place, info in zip(places, topic.partitions, strict=True) if self._fronts(info.leader)]
+        return _Share(
+            topic,
+            mapping,
+            remote_topic,
+            tuple(LinkPartition(link_name, *place) for place in fronted),
+            dict(zip(places, (info.leader_epoch for info in topic.partitions), strict=True)),
+            dict(zip(places, (info.leader for info in topic.partitions), strict=True)),
+            bool(fronted) and self._fronts(first),
+        )
 
     def _wait_for_truncation(self, link_name: str, topic: str, remote_topic: str) -> PreparedTopic:
         """Push nothing of a topic that is truncated itself: it is frozen, or not whole, or will be another one."""
