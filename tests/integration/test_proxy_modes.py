@@ -340,7 +340,7 @@ def test_without_plugins_it_is_a_plain_proxy(three: KafkaCluster) -> None:
         told = proxy.cli("namespace", "create", "plain-", "--reserved", "--no-wait")
         assert told["state"] == "reserving"
         assert proxy.name in told["waiting_for"]  # and proxies that were killed a moment ago
-        proxy.cli("namespace", "delete", "plain-")
+        proxy.cli("namespace", "delete", "plain-", "--no-wait")
 
 
 def test_sigterm_answers_what_was_taken_in(three: KafkaCluster) -> None:
