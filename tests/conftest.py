@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,11 @@ pytest_plugins = ("support.suites", "support.kafka", "support.proxies", "support
 
 BUGS = frozenset({"answer not understood", "task failed", "batch not prepared", "read not taken"})
 """What is logged of an exception that nobody knows. It is got over as well as it can be: no test would notice."""
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded, and all tests, stay: the collector need not look through them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,20 @@
 """``isthmus`` commands, each in a process of its own that has loaded them already: it is forked from one that has.
 
-To load a command takes half a second of a core, to run it a tenth of that. Whoever runs hundreds pays for the first one
-alone. A command gets what processes start with: arguments, environment, directory, and files for its output.
+To load a command takes half a second of a core, a proxy a whole one; to run a command takes a tenth of that. Whoever
+runs hundreds pays for the first one alone. A command gets what processes start with: arguments, environment, directory,
+and files for its output.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import io
 import json
 import os
+import resource
+import select
 import selectors
 import signal
 import socket
@@ -20,39 +24,110 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
-from typing import Any, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 from isthmus.cli import main
 from isthmus.cli.root import OWN
 
 _REQUEST_BYTES_MAX: Final = 1 << 17
+_PR_SET_PDEATHSIG: Final = 1
 _NOBODYS_URL: Final = "http://127.0.0.1:1"
 _starting: Final = threading.Lock()
 _requests: socket.socket | None = None
 """To the process that forks; None: it is not there yet."""
 
 
+class Process:
+    """One that was forked; like a subprocess.Popen."""
+
+    def __init__(self, arguments: Sequence[str], tells: socket.socket) -> None:
+        self.args = ["isthmus", *arguments]
+        self.returncode: int | None = None
+        """Below 0: the signal that ended it."""
+        self._tells = tells
+        """Where its exit code comes from; nothing, if what forks has ended and the process with it."""
+        self._ending = threading.Lock()
+        said, descriptors, *_ = socket.recv_fds(tells, 16, 1)
+        if not said:
+            tells.close()
+            raise ChildProcessError(f"what runs commands has ended, and so did {' '.join(self.args)}")
+        self.pid = int(said)
+        (self._descriptor,) = descriptors
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, at its end. Raises subprocess.TimeoutExpired."""
+        code = self._ended(timeout)
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return code
+
+    def _ended(self, timeout: float | None) -> int | None:
+        with self._ending:
+            if self.returncode is None and _readable(self._tells, timeout):
+                self.returncode = int(self._tells.recv(16) or -signal.SIGKILL)
+                self._tells.close()
+                os.close(self._descriptor)
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing happens to one that has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _readable(tells: socket.socket, timeout_s: float | None) -> bool:
+    poll = select.poll()  # takes descriptors of any number
+    poll.register(tells, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def start(arguments: Sequence[str], output: BinaryIO, descriptors: int | None = None) -> Process:
+    """``isthmus`` with these arguments, which writes there. It ends with its starter.
+
+    ``descriptors``: how many file descriptors it may have; None: as many as the starter.
+    """
+    return _start(arguments, output.fileno(), output.fileno(), descriptors=descriptors)
+
+
 def run(arguments: Sequence[str], timeout_s: int) -> subprocess.CompletedProcess[str]:
     """``isthmus`` with these arguments, to its end. Raises subprocess.TimeoutExpired."""
-    command = ["isthmus", *arguments]
-    about = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd(), "timeout_s": timeout_s}
     output, errors = (os.memfd_create(name) for name in ("output", "errors"))
-    told, tells = os.pipe()
     try:
-        try:
-            socket.send_fds(_forker(), [json.dumps(about).encode()], [output, errors, tells])
-        finally:
-            os.close(tells)
-        code = os.read(told, 16)
+        process = _start(arguments, output, errors, ends_after_s=timeout_s)
+        code = process.wait()
         said, complained = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in (output, errors))
     finally:
-        for file in (output, errors, told):
-            os.close(file)
-    if not code:
-        raise ChildProcessError(f"what runs commands has ended, and so did {' '.join(command)}")
-    if int(code) == -signal.SIGALRM:
-        raise subprocess.TimeoutExpired(command, timeout_s, said, complained)
-    return subprocess.CompletedProcess(command, int(code), said, complained)
+        os.close(output)
+        os.close(errors)
+    if code == -signal.SIGALRM:
+        raise subprocess.TimeoutExpired(process.args, timeout_s, said, complained)
+    return subprocess.CompletedProcess(process.args, code, said, complained)
+
+
+def _start(
+    arguments: Sequence[str], output: int, errors: int, *, descriptors: int | None = None, ends_after_s: int = 0
+) -> Process:
+    """``ends_after_s``: an alarm ends it then; 0: none."""
+    about = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "directory": os.getcwd(),
+        "descriptors": descriptors,
+        "ends_after_s": ends_after_s,
+    }
+    told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with tells:
+        socket.send_fds(_forker(), [json.dumps(about).encode()], [output, errors, tells.fileno()])
+    return Process(arguments, told)
 
 
 def _forker() -> socket.socket:
@@ -76,6 +151,12 @@ def _forker() -> socket.socket:
 # ---- the process that forks ----
 
 
+def die_with_parent() -> None:
+    """Called in a process that shall never outlive the thread that started it, also where that is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+
+
 def _serve(requests: socket.socket) -> None:
     """Fork what is asked for, and tell the exit codes, until whoever asks has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: its starter decides
@@ -87,27 +168,37 @@ def _serve(requests: socket.socket) -> None:
                     request, files, *_ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 3)
                     if not request:
                         return
+                    about = json.loads(request)
+                    if about["arguments"][0] == "proxy":
+                        importlib.import_module("isthmus.process")
                     pid = os.fork()
                     if pid == 0:
-                        _become(json.loads(request), *files[:2])
+                        _become(about, *files[:2])
                     for number in files[:2]:
                         os.close(number)
-                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, files[2]))
+                    process = os.pidfd_open(pid)
+                    tells = socket.socket(fileno=files[2])
+                    with suppress(BrokenPipeError):
+                        socket.send_fds(tells, [str(pid).encode()], [process])
+                    selector.register(process, selectors.EVENT_READ, (pid, tells))
                 else:
                     pid, tells = key.data
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
-                    with suppress(BrokenPipeError), open(tells, "w") as file:
-                        file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                    with suppress(BrokenPipeError), tells:
+                        tells.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
 def _become(about: dict[str, Any], output: int, errors: int) -> NoReturn:
     """Be the command that is asked for, and end with it."""
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.alarm(about["timeout_s"])
+    signal.alarm(about["ends_after_s"])
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if about["descriptors"] is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (about["descriptors"], about["descriptors"]))
     os.environ.clear()
     os.environ.update(about["environment"])
     os.chdir(about["directory"])

@@ -52,6 +52,7 @@ from isthmus_control.outcome import (
     Accepted,
     Change,
     Duplicate,
+    NamespaceChanged,
     NotUnderstood,
     Outcome,
     Refuse,
@@ -175,7 +176,7 @@ class ControlLog:
         """When the latest that was accepted was sent."""
         self._enforced = -1
         self._awaited = -1
-        """Where it was recorded last that partitions are new: acks wait until all proxies know of them."""
+        """The newest offset that somebody waits for until all proxies have it: see ``_is_waited_for``."""
         self._fencing = False
         self._snapshotting = False
         self._expiring = False
@@ -413,7 +414,7 @@ class ControlLog:
         # Read anew for each record: what was applied later must not look as if it had been known before.
         self._view.applied(self.state, monotonic())
         changes = applied.outcome.changes if isinstance(applied.outcome, Accepted) else ()
-        if any(isinstance(each, SyncChanged) and each.after is not None and each.after.from_first for each in changes):
+        if any(_is_waited_for(each) for each in changes):
             self._awaited = offset
         if changes or self.state.beyond is not before.beyond:
             try:
@@ -787,6 +788,13 @@ class ControlLog:
             log.warning("control log snapshot or trimming failed", extra={"error": str(error)})
         finally:
             self._snapshotting = False
+
+
+def _is_waited_for(change: Change) -> bool:
+    """Whether somebody waits until all proxies know: acks in new partitions, operators who alter a namespace."""
+    if isinstance(change, SyncChanged):
+        return change.after is not None and change.after.from_first
+    return isinstance(change, NamespaceChanged)
 
 
 def _fail(pending: _Pending, error: PeerFault) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 from support.kafka import unique
 from support.links import Side, until
 
@@ -38,6 +39,17 @@ class Setup(NamedTuple):
         more = [each for setting in ("roll_s=1", *settings) for each in ("--set", setting)]
         self.side.proxy.cli("namespace", "create", self.prefix)
         self.side.proxy.cli("plugin", "enable", "capture", "--namespace", self.prefix, *more)
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Returns when its leaders know it: until then they refuse what clients write, who send it again."""
+        self.side.create_topic(name, partitions)
+        ends = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
+
+        def led() -> bool:
+            asked = self.side.admin(direct=True).list_offsets(ends)
+            return all(answer.result(30).offset == 0 for answer in asked.values())
+
+        until("its leaders know it", led)
 
     def rows(self) -> list[dict[str, Any]]:
         files = sorted(self.directory.rglob(f"*{self.prefix}*/*{SEALED}"))
@@ -68,7 +80,7 @@ def setup(proxy: tuple[Side, Path]) -> Iterator[Setup]:
 def test_what_clients_did_is_in_the_files_and_contents_are_not(setup: Setup) -> None:
     topic, other = setup.prefix + "t", unique("other-")
     for name in (topic, other):
-        setup.side.create_topic(name, 2)
+        setup.create_topic(name, 2)
     setup.enable()
     for number in range(30):
         assert setup.side.produce(topic, [SECRET] * 2, partition=number % 2, acks="all") != []
@@ -115,7 +127,7 @@ def fetched(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("size", [40, 3000, 60_000], ids=["small", "large", "in many pieces"])
 def test_requests_of_many_partitions_have_an_event_for_each(setup: Setup, size: int) -> None:
     topic, partitions, each = setup.prefix + "t", 12, 3
-    setup.side.create_topic(topic, partitions)
+    setup.create_topic(topic, partitions)
     setup.enable()
 
     async def write() -> None:
@@ -175,7 +187,7 @@ def consume_in_java(setup: Setup, topic: str, count: int) -> None:
 @pytest.mark.parametrize("client", ["librdkafka", "answers cut at a limit", "java"])
 def test_what_is_fetched_adds_up_to_what_was_produced(setup: Setup, client: str) -> None:
     topic, partitions, each = setup.prefix + "t", 24, 6
-    setup.side.create_topic(topic, partitions)
+    setup.create_topic(topic, partitions)
     setup.enable()
     for partition in range(partitions):  # two records a batch
         values = [os.urandom(10_000).hex().encode() for _ in range(each)]
@@ -221,7 +233,7 @@ def sums(rows: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
 
 def test_settings_change_while_traffic_goes_on(setup: Setup) -> None:
     topic = setup.prefix + "t"
-    setup.side.create_topic(topic)
+    setup.create_topic(topic)
     setup.enable("hash_clients=true", 'salt="x"')
     setup.side.produce(topic, [b"1"])
     until("the first one is there", lambda: len(produced(setup.rows())) == 1)
@@ -237,7 +249,7 @@ def test_settings_change_while_traffic_goes_on(setup: Setup) -> None:
 
 def test_a_refused_write_is_an_event_without_a_time_at_the_broker(setup: Setup) -> None:
     topic = setup.prefix + "t"
-    setup.side.create_topic(topic)
+    setup.create_topic(topic)
     setup.enable()
     setup.side.proxy.cli("namespace", "alter", setup.prefix, "--reserved")
     with pytest.raises((KafkaException, AssertionError)):
@@ -248,7 +260,7 @@ def test_a_refused_write_is_an_event_without_a_time_at_the_broker(setup: Setup) 
 
 def test_a_writer_that_is_killed_is_started_again_and_loses_little(setup: Setup) -> None:
     topic = setup.prefix + "t"
-    setup.side.create_topic(topic)
+    setup.create_topic(topic)
     setup.enable()
     setup.side.produce(topic, [b"1"])
     until("the first one is there", lambda: len(produced(setup.rows())) == 1)

@@ -331,6 +331,27 @@ def test_that_a_partition_is_new_is_known_to_everybody_at_once(broker: KafkaClus
     asyncio.run(run())
 
 
+def test_that_a_reservation_ends_is_known_to_everybody_at_once(broker: KafkaCluster) -> None:
+    """Operators wait for that, and clients that were refused: not for the renewal in turn, which is 10 s away."""
+
+    async def run() -> None:
+        async with empty(broker), proxy(broker, "one") as one, proxy(broker, "two") as two:
+            for number, each in enumerate((one, two), 1):
+                claims = (BrokerClaim(number, "localhost", 9000 + number),)
+                assert isinstance(await each.log.claim(LeaseSpec(claims, lease_ms=30_000, version="test")), Accepted)
+            for body in (
+                namespace("a-", reserved=True),
+                c.AlterNamespace(Kind.TOPIC, "a-", False),
+                c.DeleteNamespace(Kind.TOPIC, "a-"),
+            ):
+                outcome = await one.log.append(body)
+                assert isinstance(outcome, Accepted), outcome
+                async with asyncio.timeout(5):
+                    await one.log.enforced(one.log.state.applied_offset)
+
+    asyncio.run(run())
+
+
 def test_a_reservation_does_not_wait_for_the_dead(broker: KafkaCluster) -> None:
     async def run() -> None:
         async with empty(broker), proxy(broker, "one") as one:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, Le
 from isthmus.control_topic import TOPIC
 from isthmus.errors import ConfigurationError
 from isthmus.kafka.client import ClusterClient
+from isthmus_bench import ready_commands
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
 from isthmus_control import anchors
@@ -283,9 +282,7 @@ def proxy_of(cluster: KafkaCluster, directory: Path, name: str = "one") -> Itera
 
 def isthmus(*arguments: str, check: bool = True) -> Any:
     """An ``isthmus`` command with ``-o json``: what it printed, or with ``check`` False how it ended and its error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "isthmus", *arguments, "-o", "json"], capture_output=True, text=True, check=False
-    )
+    done = ready_commands.run([*arguments, "-o", "json"], 60)
     if not check:
         return done.returncode, json.loads(done.stderr)
     assert done.returncode == 0, done.stderr

@@ -6,8 +6,6 @@ import asyncio
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -27,6 +25,7 @@ from support.wire import Wire, advertised, batch_of
 
 from isthmus.kafka.client import LATEST, ClusterClient
 from isthmus.kafka.client import TopicPartition as Place
+from isthmus_bench import ready_commands
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
 from isthmus_protocol.messages import decode_response
@@ -340,7 +339,7 @@ def test_without_plugins_it_is_a_plain_proxy(three: KafkaCluster) -> None:
         told = proxy.cli("namespace", "create", "plain-", "--reserved", "--no-wait")
         assert told["state"] == "reserving"
         assert proxy.name in told["waiting_for"]  # and proxies that were killed a moment ago
-        proxy.cli("namespace", "delete", "plain-")
+        proxy.cli("namespace", "delete", "plain-", "--no-wait")
 
 
 def test_sigterm_answers_what_was_taken_in(three: KafkaCluster) -> None:
@@ -382,11 +381,6 @@ def test_sigterm_answers_what_was_taken_in(three: KafkaCluster) -> None:
         assert "Traceback" not in proxy.log
 
 
-def isthmus(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "isthmus", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_more_signals_do_not_end_a_proxy_that_ends_well(three: KafkaCluster) -> None:
     """Whoever stops it twice, or a terminal's Ctrl-C beside a supervisor's SIGTERM, reads the first one's exit code."""
     with whole_cluster(three) as proxy:
@@ -402,7 +396,7 @@ def test_check_and_errors_of_configuration(three: KafkaCluster, tmp_path: Path) 
 
     def run(text: str, *arguments: str) -> tuple[int, str]:
         config.write_text(text)
-        done = isthmus("proxy", "--config", str(config), *arguments)
+        done = ready_commands.run(["proxy", "--config", str(config), *arguments], 60)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
 

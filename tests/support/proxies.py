@@ -25,6 +25,10 @@ HEARTBEATS: Final = {
 """Of KIP-848 groups, whose rebalances take several of them; 5 s each by default."""
 
 
+def pytest_configure() -> None:
+    ProxyProcess.forked = True
+
+
 class Proxied(NamedTuple):
     """A cluster and the proxy in front of all of it."""
 

@@ -5,7 +5,8 @@ prefix may be empty, and those of groups and principals may hold slashes and dot
 
 What an operator asks for goes through the control log, and its answer is the log's: a command is judged once, by all
 proxies alike. A change of a reservation is answered when every proxy acts on it, at the latest after
-``ENFORCE_TIMEOUT_S`` (202, with those that are waited for); ``?wait=false`` does not wait.
+``ENFORCE_TIMEOUT_S`` (202, with those that are waited for; 204, where nothing is left to tell of); ``?wait=false``
+does not wait.
 
 All routes are coroutines on the proxy's own event loop, so that they may read what sessions write.
 """
@@ -232,9 +233,11 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         return await _changed(control, type, prefix, response, wait, more)
 
     @app.delete("/v1/namespaces/{type}", tags=["namespaces"], summary="Delete a namespace", status_code=204)
-    async def delete_namespace(type: ResourceType, prefix: Prefix) -> None:
+    async def delete_namespace(type: ResourceType, prefix: Prefix, wait: Wait = True) -> None:
         """What it holds stays. A namespace that is attached to a link must be detached first."""
-        await append(services, DeleteNamespace(type, prefix))
+        control = await append(services, DeleteNamespace(type, prefix))
+        if wait:
+            await enforced(control, control.state.applied_offset)
 
 
 # --- links

@@ -39,7 +39,7 @@ PrefixArgument = Annotated[
 ]
 TypeOption = Annotated[ResourceType, typer.Option("--type", help="What the namespace holds.")]
 WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Return when every proxy of the cluster acts on the reservation.")
+    bool, typer.Option("--wait/--no-wait", help="Return when every proxy of the cluster acts on it.")
 ]
 ConsistencyOption = Annotated[
     Literal["available", "strict"] | None,
@@ -168,12 +168,14 @@ def alter(
 def delete(
     prefix: PrefixArgument,
     type: TypeOption = "topic",
+    wait: WaitOption = True,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Delete a namespace. What it holds stays, and may be written again."""
     with Admin(url, output) as admin:
-        admin.delete(f"/v1/namespaces/{type}", prefix=prefix)
+        _say_waiting(wait, output)
+        admin.delete(f"/v1/namespaces/{type}", prefix=prefix, wait=wait)
         result = {"type": type, "prefix": prefix, "deleted": True}
         show(result, output, lambda _: [f"{type} namespace {prefix_cell(prefix)} deleted"])
 

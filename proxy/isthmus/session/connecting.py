@@ -4,6 +4,9 @@ A broker whose queue of new connections is full (50 by default) drops what comes
 intervals, so that some of a burst of clients would wait for many seconds after the broker has room. A new attempt asks
 at once. A broker that refuses is not there: the client's connection is closed, as the broker would, since the client
 knows what else to try.
+
+A connection is the session's once its attempt has returned, and not before: one that is given up in the moment that it
+is made is ended by uvloop, which does not tell its protocol.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Connector:
         self._turn = itertools.count()
 
     async def connect(self, session: Session) -> asyncio.BaseTransport | None:
-        """The session's connection to a broker; None if it ended meanwhile. Raises Unreachable."""
+        """Give the session a connection to a broker; None if the session ended meanwhile. Raises Unreachable."""
         turn = next(self._turn)
         failures: dict[Endpoint, str] = {}
         for attempt_s in ATTEMPTS_S:
@@ -47,22 +50,25 @@ class Connector:
                 target = targets[(turn + offset) % len(targets)]
                 began = monotonic()
                 try:
-                    return await self._attempt(session, target, attempt_s)
+                    transport, upstream = await self._attempt(session, target, attempt_s)
                 except TimeoutError:
                     failures[target] = f"no answer for {monotonic() - began:.0f} s"
                     timed_out = True
                 except OSError as error:
                     failures[target] = str(error) or type(error).__name__
+                else:
+                    session.upstream_connected(upstream)
+                    return transport
             if not timed_out:
                 break
         raise Unreachable("; ".join(f"{target}: {why}" for target, why in failures.items()) or "no broker is known")
 
-    async def _attempt(self, session: Session, target: Endpoint, timeout_s: float) -> asyncio.BaseTransport:
+    async def _attempt(
+        self, session: Session, target: Endpoint, timeout_s: float
+    ) -> tuple[asyncio.BaseTransport, Upstream]:
+        upstream = Upstream(session, target)  # at once: the session may end while the name is looked up
         async with asyncio.timeout(timeout_s):
-            transport, _ = await dialling.connect(
-                lambda: Upstream(session, target), target.host, target.port, tls=self._context
-            )
-        return transport
+            return await dialling.connect(lambda: upstream, target.host, target.port, tls=self._context)
 
 
 class Unreachable(Exception):

@@ -119,7 +119,6 @@ class Session:
         "_end_timer",
         "_late_fences",
         "_legs",
-        "_unlinked",
         "acks0_behind",
         "client",
         "close_cause",
@@ -148,7 +147,6 @@ class Session:
         """What the client may do while AUTHENTICATING."""
         self._legs = 1
         """Connections that are not lost yet."""
-        self._unlinked = False
         self._late_fences: list[Callable[[], None]] = []
         """Fences that wait for the end of a frame which is half forwarded, to ask behind it."""
 
@@ -157,10 +155,13 @@ class Session:
 
     def upstream_connected(self, upstream: Upstream) -> None:
         """The broker answers the telephone: requests may flow."""
-        self._legs += 1
         if self.state is not SessionState.CONNECTING:  # the client is gone, or was sent away
             upstream.abort()
             return
+        if upstream.lost:
+            self.broker_lost("at once")
+            return
+        self._legs += 1
         self.upstream = upstream
         self._on(SessionEvent.UPSTREAM_CONNECTED)
         sasl = self.gateway.broker_sasl
@@ -371,8 +372,7 @@ class Session:
         if upstream is not None:
             upstream.unlink()
         self._legs -= 1
-        if not self._legs and self.state is SessionState.CLOSED and not self._unlinked:
-            self._unlinked = True  # an upstream connection may come, and go, after that
+        if not self._legs and self.state is SessionState.CLOSED:
             self.downstream.unlink()
             self.upstream = None
             del self.downstream

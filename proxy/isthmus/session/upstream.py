@@ -40,6 +40,7 @@ class Upstream(Peer):
         "_session_id",
         "_stream",
         "_tapped",
+        "lost",
         "target",
     )
 
@@ -47,6 +48,8 @@ class Upstream(Peer):
         super().__init__()
         self.session = session
         self.target = target
+        self.lost = False
+        """The connection has ended."""
         self._session_id = session.client.session_id
         self._gateway = session.gateway
         self._frame_bytes_max = session.gateway.frame_bytes_max
@@ -62,10 +65,12 @@ class Upstream(Peer):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
-        self.session.upstream_connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         session = self.session
+        if session.upstream is not self:  # not yet, or the session has ended before
+            return
         session.release_fences()
         session.broker_lost(repr(exc) if exc else "")
         session.leg_lost(self)

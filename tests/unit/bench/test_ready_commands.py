@@ -7,15 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.links import until
 
 from isthmus_bench import ready_commands
-from isthmus_bench.ready_commands import run
+from isthmus_bench.ready_commands import run, start
 
 
 @pytest.fixture
@@ -61,21 +61,47 @@ def test_several_run_at_once(silent: str) -> None:
             waiting.result()
 
 
-def test_it_ends_with_its_starter() -> None:
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a proxy that waits for its cluster."""
+    path = tmp_path / "proxy.toml"
+    path.write_text(
+        '[cluster]\nbootstrap_servers = "127.0.0.1:1"\n[client_listener]\nbind = "127.0.0.1:0"\n'
+        '[admin_listener]\nbind = "127.0.0.1:0"\n'
+    )
+    return path
+
+
+def test_one_that_goes_on_is_a_process(config: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with said.open("ab") as output:
+        process = start(["proxy", "--config", str(config)], output, descriptors=300)
+    assert process.poll() is None
+    until("it says something", lambda: said.read_text())
+    assert "Max open files            300 " in Path(f"/proc/{process.pid}/limits").read_text()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    process.kill()
+    assert process.wait(20) == process.poll() == -signal.SIGKILL
+    process.send_signal(signal.SIGTERM)  # nobody is there any more
+
+
+def test_it_ends_with_its_starter_as_do_those_that_go_on(config: Path) -> None:
     program = """
 import sys
-from isthmus_bench.ready_commands import run
-run(["status", "--help"], 60)
-print("ran", flush=True)
+from isthmus_bench.ready_commands import start
+process = start(["proxy", "--config", sys.argv[1]], sys.stderr.buffer)
+print(process.pid, flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+    command = [sys.executable, "-c", program, str(config)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as starter:
         assert starter.stdout is not None
-        assert starter.stdout.readline() == b"ran\n"
+        proxy = int(starter.stdout.readline())
+        assert ready_commands.__name__ in Path(f"/proc/{proxy}/cmdline").read_text()
         (forker,) = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
         assert ready_commands.__name__ in Path(f"/proc/{forker}/cmdline").read_text()
         starter.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{forker}/cmdline").exists() and Path(f"/proc/{forker}/cmdline").read_text():
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.05)
+    for pid in (int(forker), proxy):
+        line = Path(f"/proc/{pid}/cmdline")
+        until("it has ended", lambda line=line: not line.exists() or not line.read_text())

@@ -205,7 +205,7 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
 
         path = "/v1/namespaces/topic?prefix=orders-"
         assert (await rest.client.get(path)).json()["state"] == "open"
-        assert (await rest.client.delete(path)).status_code == 204
+        assert (await rest.client.delete(path + "&wait=false")).status_code == 204
         assert (await rest.error("GET", path))[:2] == (404, "NOT_FOUND")
         assert rest.log.state.namespace(TOPIC, "orders-") is None
 
@@ -220,6 +220,7 @@ def test_any_prefix_can_be_named(prefix: str) -> None:
         where = {"params": {"prefix": prefix}}
         described = await rest.client.get("/v1/namespaces/consumer-group", **where)
         assert described.json()["prefix"] == prefix
+        where["params"]["wait"] = "false"
         assert (await rest.client.delete("/v1/namespaces/consumer-group", **where)).status_code == 204
         assert rest.log.state.namespaces == {}
 
@@ -256,6 +257,23 @@ def test_a_reservation_is_answered_when_every_proxy_enforces_it() -> None:
         assert response.status_code == 201
         assert response.json()["state"] == "reserved"
         assert response.json()["reserved_reason"] == "migration"
+
+    with_rest(test)
+
+
+def test_a_deletion_is_answered_when_every_proxy_knows_it() -> None:
+    """Clients that were refused by any of them write from then on."""
+
+    async def test(rest: Rest) -> None:
+        rest.log.apply(CreateNamespace(TOPIC, "orders-", True))
+        await rest.log.enforce("proxy-1")
+        loop = asyncio.get_running_loop()
+        answer = loop.create_task(rest.client.delete("/v1/namespaces/topic?prefix=orders-"))
+        await asyncio.wait([answer], timeout=0.1)
+        assert not answer.done()
+        assert rest.log.state.namespaces == {}
+        await rest.log.enforce("proxy-1")
+        assert (await answer).status_code == 204
 
     with_rest(test)
 

@@ -263,7 +263,7 @@ def test_the_command_shows_them() -> None:
 
         run("namespace", "create", "orders-", "--no-wait")
         run("namespace", "alter", "orders-", "--consistency", "strict", "--no-wait")
-        run("namespace", "delete", "orders-")
+        run("namespace", "delete", "orders-", "--no-wait")
         head, made, altered, gone = run("audit").splitlines()
         assert head.split() == ["AT", "PROXY", "WHO", "FROM", "ACTION", "OUTCOME", "CHANGED"]
         assert re.search(r"Z  proxy-1  loopback  127.0.0.1  POST /v1/namespaces +done +made$", made)

@@ -162,10 +162,10 @@ def test_namespaces_are_created_listed_described_altered_and_deleted(admin: Runn
     assert ok(run(*alter, "--confirm", "ALL", url=admin.url))["confirm"] == "ALL"
     assert run("namespace", "alter", "orders-", url=admin.url).exit_code == 2
     ok(run("namespace", "create", "more-", "--consistency", "strict", "--no-wait", "-o", "json", url=admin.url))
-    ok(run("namespace", "delete", "more-", "-o", "json", url=admin.url))
+    ok(run("namespace", "delete", "more-", "--no-wait", "-o", "json", url=admin.url))
     cleared = run("namespace", "alter", "orders-", "--no-reserved", "--no-wait", "-o", "json", url=admin.url)
     assert ok(cleared)["state"] == "open"
-    assert ok(run("namespace", "delete", "orders-", "-o", "json", url=admin.url))["deleted"] is True
+    assert ok(run("namespace", "delete", "orders-", "--no-wait", "-o", "json", url=admin.url))["deleted"] is True
     assert admin.log.state.namespaces == {}
 
 
@@ -201,7 +201,7 @@ def test_the_empty_prefix_can_be_named(admin: RunningAdmin) -> None:
     assert ok(run("namespace", "create", "", "--type", "consumer-group", "-o", "json", url=admin.url))["prefix"] == ""
     table = run("namespace", "list", url=admin.url).stdout
     assert re.search(r'^consumer-group +"" +open', table, re.MULTILINE)
-    ok(run("namespace", "delete", "", "--type", "consumer-group", "-o", "json", url=admin.url))
+    ok(run("namespace", "delete", "", "--type", "consumer-group", "--no-wait", "-o", "json", url=admin.url))
 
 
 def test_a_refusal_is_one_line_or_one_object_on_standard_error(admin: RunningAdmin) -> None:

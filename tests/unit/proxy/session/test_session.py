@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import itertools
 import logging
 import os
 import random
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import product
 from pathlib import Path
@@ -45,9 +47,11 @@ from support.sessions import (
 from isthmus import memory
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.downstream import KNOWN_HEADS_MAX, Downstream
+from isthmus.session.endpoint import Endpoint
 from isthmus.session.listener import Limits
 from isthmus.session.session import TRANSITIONS, Session, SessionEvent, SessionState
 from isthmus.session.upstream import Upstream
+from isthmus_plugins import dialling
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
@@ -1094,6 +1098,73 @@ def test_a_broker_that_takes_no_connections_is_given_up(
                 await until(lambda: sum(each.connections for each in caplog.records) == 3)
 
     caplog.set_level("WARNING", "isthmus.listener")
+    run(main())
+
+
+def test_a_connection_that_is_made_in_the_moment_that_it_is_given_up_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine that is busy: uvloop ends such a connection, and tells nobody."""
+    made = Upstream.connection_made
+    times = itertools.count()
+
+    def connection_made(upstream: Upstream, transport: asyncio.BaseTransport) -> None:
+        made(upstream, transport)
+        if not next(times):
+            time.sleep(0.2)
+
+    async def main() -> None:
+        monkeypatch.setattr("isthmus.session.connecting.ATTEMPTS_S", (0.1, 20.0))
+        monkeypatch.setattr(Upstream, "connection_made", connection_made)
+        async with fronted() as front:
+            client = await front.dial()
+            await front.broker.accept()
+            upstream = await front.broker.accept()
+            client.send(request(1))
+            assert await upstream.take() == request(1)
+            upstream.send(answer(1))
+            assert await client.take() == answer(1)
+
+    run(main())
+
+
+def test_a_broker_that_goes_at_once_closes_the_client() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            connected = Session.upstream_connected
+
+            def late(session: Session, upstream: Upstream) -> None:
+                upstream.connection_lost(None)
+                connected(session, upstream)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Session, "upstream_connected", late)
+                client = await front.dial()
+                assert await client.closed() == b""
+            assert front.gateway.closed_by_cause == {"broker closed": 1}
+
+    run(main())
+
+
+def test_a_client_may_go_while_the_name_of_its_broker_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = asyncio.Event()
+
+    async def resolved(host: str, port: int) -> list[dialling.Address]:
+        await looked_up.wait()
+        return [(socket.AF_INET, ("127.0.0.1", port))]
+
+    async def main() -> None:
+        monkeypatch.setattr(dialling, "resolved", resolved)
+        async with fronted() as front:
+            target = Endpoint("localhost", front.target.port)
+            monkeypatch.setattr(front.listener._connector, "_targets", lambda: [target])
+            client = await front.dial()
+            await until(lambda: bool(front.gateway.sessions))
+            await client.close()
+            await until(lambda: not front.gateway.sessions)
+            looked_up.set()
+            await (await front.broker.accept()).closed()
+
     run(main())
 
 
