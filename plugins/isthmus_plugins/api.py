@@ -126,7 +126,7 @@ def _both(first: ResponseHook, second: ResponseHook, frame: bytes) -> bytes | Ga
 class Request:
     """One request as a hook sees it. It is valid during the call only."""
 
-    __slots__ = ("api_key", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
+    __slots__ = ("api_key", "aside", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
 
     def __init__(
         self,
@@ -147,6 +147,8 @@ class Request:
         self.now = now
         """When the request's bytes arrived, seconds on the loop's monotonic clock."""
         self.client = client
+        self.aside = False
+        """It is large: pure hooks are asked in another thread (``aside``)."""
         self.leave: Leave | None = None
         """Set by a hook that forwards this Produce as it is, and would forward any other to the same single topic."""
 
@@ -244,6 +246,10 @@ class RequestHook:
     whole: bool = False
     """True if the hook can do nothing with a prefix: it is called once, with the whole frame."""
     versions: tuple[int, int] = (0, 0x7FFF)
+    pure: bool = False
+    """True if it may be asked in another thread than the loop's, as it is about requests of thousands of elements: it
+    changes nothing that others look at, and what it reads is replaced as a whole. What it awaits, in a Hold, is awaited
+    on the loop. The loop decides such requests itself where a hook of the API is not pure."""
 
 
 # ---- what the process offers ----

@@ -19,6 +19,7 @@ from isthmus_plugins.api import (
     in_turn,
     passed_on,
 )
+from isthmus_plugins.aside import as_asked
 
 Hooks = tuple[Callable[[Request], Verdict], ...]
 
@@ -97,7 +98,7 @@ def _then(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
 
 async def _held(hold: Hold, hooks: Hooks, request: Request) -> Verdict:
     verdict = await hold.verdict
-    return Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
+    return await as_asked(request, Chain(hooks), request) if verdict is None else _then(verdict, hooks, request)
 
 
 def _behind(first: Replace, then: Verdict) -> Verdict:
@@ -122,6 +123,7 @@ async def _behind_held(first: Replace, hold: Hold) -> Verdict:
 
 
 def _with_frame(request: Request, frame: bytes) -> Request:
-    return Request(
-        frame, request.whole, request.api_key, request.version, request.correlation_id, request.now, request.client
-    )
+    head = request.api_key, request.version, request.correlation_id
+    other = Request(frame, request.whole, *head, request.now, request.client)
+    other.aside = request.aside
+    return other

@@ -77,10 +77,10 @@ class Untold:
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_page, whole=True),
-            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
-            *(RequestHook(api, self.on_heartbeat, whole=True) for api in ASSIGNING),
-            *(RequestHook(api, self.on_question, whole=True) for api in TELLING),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_page, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True, pure=True),
+            *(RequestHook(api, self.on_heartbeat, whole=True, pure=True) for api in ASSIGNING),
+            *(RequestHook(api, self.on_question, whole=True, pure=True) for api in TELLING),
         ]
 
     def is_ours(self, topic_id: bytes) -> bool:

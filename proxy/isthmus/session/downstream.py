@@ -8,6 +8,7 @@ import struct
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final
 
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
@@ -30,6 +31,7 @@ from isthmus_plugins.api import (
     in_turn,
 )
 from isthmus_plugins.clock import monotonic
+from isthmus_protocol.elements import TooManyElements
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
@@ -42,8 +44,12 @@ _request_head: Final = struct.Struct(">iIi").unpack_from
 _REQUEST_HEAD_SIZE: Final = 12
 _SMALLEST_REQUEST: Final = 10
 """Key, version, correlation id and a client id's length; what follows the size."""
-WHOLE_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a request that hooks see as a whole: many thousand topics. Anybody may make the proxy hold that much."""
+WHOLE_FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a request that hooks see as a whole: many thousand topics. To put it together takes 3 ms."""
+PRODUCE_HEAD_BYTES_MAX: Final = 64 * 1024
+"""So much of a Produce is kept to find its acks, behind the header's tags and the transactional id."""
+UNCOUNTED_BYTES: Final = 16 * 1024
+"""A frame of no more is kept without asking whether there is room."""
 KNOWN_HEADS_MAX: Final = 8
 """Topics of a connection whose Produce requests are recognised by their first bytes."""
 KNOWN_HEAD_BYTES_MAX: Final = 1024
@@ -60,6 +66,8 @@ class Downstream(Peer):
     """The client's connection: requests arrive here."""
 
     __slots__ = (
+        "_counted",
+        "_frame_timer",
         "_full",
         "_gated",
         "_gated_full",
@@ -77,6 +85,7 @@ class Downstream(Peer):
         "_session_id",
         "_upstream",
         "_writing",
+        "address",
         "throttled",
     )
 
@@ -84,6 +93,8 @@ class Downstream(Peer):
 
     def __init__(self, gateway: Gateway, listener: Listener) -> None:
         super().__init__()
+        self.address = ""
+        """The client's, ``host:port``."""
         self._gateway = gateway
         self._listener = listener
         self._routes = gateway.routes
@@ -107,6 +118,14 @@ class Downstream(Peer):
         self._gated: GatedAnswers | None = None
         """Answers that wait at gates, and behind them; None where there are none."""
         self._gated_full = False
+        self._counted = 0
+        """Bytes of the frame that is kept, or held, as far as the process was asked for them."""
+        self._frame_timer: asyncio.TimerHandle | None = None
+        """How long the frame that is kept may take to be whole."""
+
+    def comes_from(self, address: str) -> None:
+        """Told before all else where the client is, which its socket does not know any more once it is gone."""
+        self.address = address
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
@@ -117,6 +136,7 @@ class Downstream(Peer):
         self._session_id = self.session.client.session_id
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._keep_no_more()
         self.session.client_lost()
         self.session.leg_lost()
 
@@ -207,6 +227,7 @@ class Downstream(Peer):
     def finish_sending(self) -> None:
         """Send the client, behind its answers, the end of them. What it still sends is read, for nobody."""
         self._partial = None
+        self._keep_no_more()
         if self._transport.is_closing():
             return
         if self._transport.can_write_eof():
@@ -221,6 +242,7 @@ class Downstream(Peer):
         return self._transport.get_write_buffer_size()
 
     def finish(self) -> None:
+        self._keep_no_more()
         if self._gated is not None:
             self.hear_no_more()
         super().finish()
@@ -347,9 +369,15 @@ class Downstream(Peer):
         try:
             self._requests(data, arrived)
         except MalformedFrame as error:
-            self.session.fault("malformed request", str(error))
+            self._malformed(error)
+
+    def _malformed(self, error: MalformedFrame) -> None:
+        cause = "oversized request" if isinstance(error, TooManyElements) else "malformed request"
+        self.session.fault(cause, str(error))
 
     def _requests(self, data: bytes, arrived: float) -> None:
+        if self._counted:
+            self._uncount()
         routes = self._routes
         pending = self._pending
         available = len(data)
@@ -387,7 +415,10 @@ class Downstream(Peer):
                     try:
                         acks = route.acks(data, position)
                     except NeedMore:
-                        wanted = min(2 * (available - position), 4 + size)
+                        if available - position >= PRODUCE_HEAD_BYTES_MAX:
+                            self.session.fault("oversized request", f"{route.api} whose acks come late")
+                            return
+                        wanted = min(2 * (available - position), 4 + size, PRODUCE_HEAD_BYTES_MAX)
                         break
                 given: Leave | None = self._gateway.leave
                 if route.on_request is not None:
@@ -446,10 +477,57 @@ class Downstream(Peer):
             self._upstream.send(data if position - start == available else data[start:position])
         if position < available:
             self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
+        if wanted > UNCOUNTED_BYTES:
+            self._count(wanted, goes_on=position == 0)
+        elif self._frame_timer is not None:
+            self._stop_frame_timer()
         if len(pending) > self._gateway.in_flight_max:
             self.throttle()
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
+
+    # ---- frames that are kept until they are whole ----
+
+    def _count(self, size: int, goes_on: bool) -> None:
+        """Ask for room for the frame that is kept. ``goes_on``: it was kept before, and not as much of it."""
+        if not goes_on:
+            self._stop_frame_timer()
+        if self._gateway.queued_bytes.ask(self, size, self._granted):
+            self._may_keep(size)
+        else:
+            self.hold_reading()
+
+    def _granted(self) -> None:
+        """There is room now."""
+        self._may_keep(self._wanted)
+        self.release_reading()
+
+    def _may_keep(self, size: int) -> None:
+        self._counted = size
+        if self._frame_timer is None:
+            timeout_s = self._gateway.limits.frame_timeout_s
+            self._frame_timer = asyncio.get_running_loop().call_later(timeout_s, self._frame_late)
+
+    def _frame_late(self) -> None:
+        self._frame_timer = None
+        kept = 0 if self._partial is None else len(self._partial)
+        self.session.fault("unfinished request", f"{kept} of {self._wanted} bytes came in time")
+
+    def _stop_frame_timer(self) -> None:
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
+            self._frame_timer = None
+
+    def _uncount(self) -> None:
+        counted, self._counted = self._counted, 0
+        self._gateway.queued_bytes.give_back(counted)
+
+    def _keep_no_more(self) -> None:
+        """The connection ends: whoever waits for room has it."""
+        self._stop_frame_timer()
+        self._gateway.queued_bytes.forget(self)
+        if self._counted:
+            self._uncount()
 
     def _note(self, route: Route, arrived: float, frame: bytes) -> None:
         assert route.note is not None
@@ -518,7 +596,8 @@ class Downstream(Peer):
             request.correlation_id = correlation_id
             request.now = arrived
             request.leave = None
-        verdict = route.on_request(request)
+        # An element takes a byte at least.
+        verdict = route.on_request(request) if len(frame) <= ELEMENTS_AT_ONCE else self._decided(route, request)
         if verdict is None:
             request.frame = b""  # an idle connection keeps no frame
         else:
@@ -526,6 +605,20 @@ class Downstream(Peer):
             if verdict is NEED_MORE and whole:
                 raise RuntimeError("a hook wants more than the whole frame")
         return verdict, request.leave
+
+    def _decided(self, route: Route, request: Request) -> Verdict:
+        """The verdict on a request that may have many elements: in a thread, if it has."""
+        deciding = self._gateway.deciding
+        try:
+            if not route.pure:
+                return deciding.ask(route, request, deciding.elements_max)
+            if len(request.frame) <= BYTES_AT_ONCE:
+                return deciding.ask(route, request, ELEMENTS_AT_ONCE)
+        except TooManyElements:
+            if not route.pure:
+                raise
+        request.leave = None
+        return Hold(deciding.verdict(route, request))
 
     def _act(
         self,
@@ -551,6 +644,8 @@ class Downstream(Peer):
         if isinstance(verdict, Hold):
             self._held = True
             self.hold_reading()
+            self._counted = len(frame)
+            self._gateway.queued_bytes.take(self._counted)
             self._gateway.tasks.start(
                 "hold",
                 self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
@@ -586,12 +681,16 @@ class Downstream(Peer):
         try:
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
+        except MalformedFrame as error:
+            self._malformed(error)
+            return
         except Exception as error:
             self.session.hook_failed(route, error)
             return
         self._held = False
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
             return
+        self._uncount()
         if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
             return
         if rest and self.session.state is SERVING:
