@@ -8,6 +8,8 @@ Verdicts of a request hook (see :class:`RequestHook`):
 ======================  ===============================================================================================
 ``None``                forward the request as it is
 ``NEED_MORE``           the frame is only a prefix and not enough: ask again with the whole frame
+``WITHOUT_RECORDS``     this prefix of a Produce is refused, whatever its records are: ask again, for the answer, when
+                        they have been thrown away, with null in their place
 :class:`Answer`         do not forward; answer the client with this frame, in its turn
 :class:`Replace`        forward another frame in place of this one
 :class:`Hold`           wait; nothing behind this request on its connection is read until the awaited verdict is there
@@ -189,9 +191,11 @@ class Client:
 
 class _NeedMore(enum.Enum):
     NEED_MORE = enum.auto()
+    WITHOUT_RECORDS = enum.auto()
 
 
 NEED_MORE: Final = _NeedMore.NEED_MORE
+WITHOUT_RECORDS: Final = _NeedMore.WITHOUT_RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,7 @@ class Close:
     """A request without an answer (Produce with acks=0) that is forwarded first: what was not refused of this one."""
 
 
-Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close | None
+Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE, _NeedMore.WITHOUT_RECORDS] | Answer | Replace | Hold | Close | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Hold,
@@ -64,6 +65,8 @@ class Chain:
             if verdict is NEED_MORE:
                 need_more = True
                 continue
+            if verdict is WITHOUT_RECORDS:
+                return NEED_MORE if need_more else verdict
             if isinstance(verdict, Replace) and verdict.frame is request.frame:
                 looks = verdict if looks is None else _replaced_twice(looks, verdict)
                 if request.leave is not None and request.leave.answers is None:  # it would look no more

@@ -15,14 +15,14 @@ for what a command concerns that a newer proxy wrote and this one does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX
-from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import NEED_MORE, WITHOUT_RECORDS, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -146,12 +146,14 @@ class ReservationPlugin:
             request.leave = leave
         return None
 
-    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+    def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         for topic in topics:
             name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
             if name is None or self._lookup.topic_reservation(name) is not None:
-                return self.on_change(request) if request.whole else NEED_MORE
+                if request.whole:
+                    return self.on_change(request)
+                return WITHOUT_RECORDS if name is not None and len(topics) == 1 else NEED_MORE
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.clear()
         self._allowed.update(topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX)

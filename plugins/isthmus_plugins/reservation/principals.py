@@ -57,6 +57,8 @@ USER: Final = "User"
 """Principal type of what authenticates with a name."""
 QUOTA_USER: Final = "user"
 """Entity type of a quota that is about a user."""
+UNNAMED_MAX: Final = 100
+"""Filters of one request that name no principal: the brokers are asked what each matches."""
 NAMED_MAX: Final = 3
 """Bindings that a message names."""
 
@@ -98,25 +100,39 @@ class PrincipalReservations:
 
     async def _deletion(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
         """Decide about filters by what they match now."""
-        refusals: list[Refusal | None] = []
-        for part in parts_of(head, payload):
-            matched = _filter(part.item)
-            if matched.principal is not None:
-                refusals.append(self._reserved(matched.principal))
-                continue
+        refusals, unnamed = await as_asked(request, self._by_their_principals, head, payload)
+        for index, matched in unnamed.items():
             try:
-                refusals.append(self._matching(await self._context.cluster.acls(matched)))
+                refusals[index] = self._matching(await self._context.cluster.acls(matched))
             except BrokerUnavailable as error:
-                refusals.append(Refusal(NOT_ENOUGH_REPLICAS, f"what the filter matches cannot be read now: {error}"))
+                refusals[index] = Refusal(NOT_ENOUGH_REPLICAS, f"what the filter matches cannot be read now: {error}")
             except KafkaRefused as error:
                 # Without an authorizer there is nothing to delete, which the broker says itself.
                 why = f"the proxy may not see whether the filter matches principals of reserved namespaces: {error}"
-                refusals.append(None if error.error_code == SECURITY_DISABLED else Refusal(POLICY_VIOLATION, why))
+                refusals[index] = None if error.error_code == SECURITY_DISABLED else Refusal(POLICY_VIOLATION, why)
         if monotonic() > self._context.lease_deadline:
             return await as_asked(request, self._without_lease, request)
         if not any(refusals):
             return None
         return await as_asked(request, _without, request, head, payload, refusals)
+
+    def _by_their_principals(
+        self, head: RequestHead, payload: RequestPayload
+    ) -> tuple[list[Refusal | None], dict[int, AclFilter]]:
+        """What filters are refused that name a principal, in their places, and those that name none."""
+        refusals: list[Refusal | None] = []
+        unnamed: dict[int, AclFilter] = {}
+        for part in parts_of(head, payload):
+            matched = _filter(part.item)
+            if matched.principal is not None:
+                refusals.append(self._reserved(matched.principal))
+            elif len(unnamed) < UNNAMED_MAX:
+                unnamed[len(refusals)] = matched
+                refusals.append(None)
+            else:
+                why = f"more than {UNNAMED_MAX} filters without a principal: delete them in several requests"
+                refusals.append(Refusal(POLICY_VIOLATION, why))
+        return refusals, unnamed
 
     def _matching(self, bindings: frozenset[AclBinding]) -> Refusal | None:
         """Why bindings that a filter matches may not be deleted, all of them."""

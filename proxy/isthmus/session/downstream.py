@@ -12,12 +12,14 @@ from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
+from isthmus.session.refused_produce import RefusedProduce
 from isthmus.session.session import AUTHENTICATING, SERVING, SessionState
 from isthmus.session.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
     NEED_MORE,
     TAP_BYTES,
     TAP_REQUEST,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Gate,
@@ -79,6 +81,7 @@ class Downstream(Peer):
         "_listener",
         "_pending",
         "_produces",
+        "_refused",
         "_request",
         "_routes",
         "_scanning",
@@ -120,6 +123,8 @@ class Downstream(Peer):
         self._gated_full = False
         self._counted = 0
         """Bytes of the frame that is kept, or held, as far as the process was asked for them."""
+        self._refused: RefusedProduce | None = None
+        """What comes of a Produce that is refused; ``_partial`` is there, and stays empty."""
         self._frame_timer: asyncio.TimerHandle | None = None
         """How long the frame that is kept may take to be whole."""
 
@@ -355,6 +360,8 @@ class Downstream(Peer):
                 return b""
             data = data[rest:]
         if self._partial is not None:
+            if self._refused is not None:
+                return self._thrown_away(self._refused, data)
             self._partial += data
             if len(self._partial) < self._wanted:
                 if self._holds:  # uvloop starts to read behind connection_made, whatever that said
@@ -438,6 +445,11 @@ class Downstream(Peer):
                         self.session.hook_failed(route, error)
                         return
                     if verdict is not None:
+                        if verdict is WITHOUT_RECORDS:
+                            if start < position:
+                                self._upstream.send(data[start:position])
+                            self._throw_away(route, correlation_id, 4 + size, data[position:])
+                            return
                         if not whole and not isinstance(verdict, Close):  # asked again when all is there
                             _drop(verdict)
                             wanted = 4 + size
@@ -486,6 +498,46 @@ class Downstream(Peer):
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
+    # ---- a Produce that is refused by its head ----
+
+    def _throw_away(self, route: Route, correlation_id: int, size: int, data: bytes) -> None:
+        """Keep nothing of a frame that begins with this but what its refusal needs."""
+        elements_max = self._gateway.limits.request_elements_max
+        self._refused = RefusedProduce(route.version, correlation_id, size, elements_max)
+        self._keep(b"", 0)
+        self._thrown_away(self._refused, data)
+
+    def _thrown_away(self, refused: RefusedProduce, data: bytes) -> bytes:
+        """Take in what belongs to it. Returns what begins with a frame, b"" for nothing."""
+        try:
+            frame, rest = refused.feed(data)
+            if frame is None:
+                return b""
+            self._partial = self._refused = None
+            return rest if self._refuse(frame, rest) else b""
+        except MalformedFrame as error:
+            self._malformed(error)
+            return b""
+
+    def _refuse(self, frame: bytes, rest: bytes) -> bool:
+        """Answer a Produce whose records are gone. False: nothing may be read now, ``rest`` is taken care of."""
+        _, key, correlation_id = _request_head(frame)
+        route, arrived = self._routes[key], monotonic()
+        assert route.acks is not None
+        acks0 = route.acks(frame) == 0
+        try:
+            verdict, _ = self._verdict(route, frame, True, correlation_id, arrived)
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return False
+        if not isinstance(verdict, Answer | Close):
+            _drop(verdict)
+            self.session.close("refused", "what was refused may be written now: the producer sends it again")
+            return False
+        route.requests += 1
+        route.decoded += 1
+        return self._act(verdict, route, correlation_id, acks0, arrived, frame, rest, arrived)
+
     # ---- frames that are kept until they are whole ----
 
     def _count(self, size: int, goes_on: bool) -> None:
@@ -524,6 +576,7 @@ class Downstream(Peer):
 
     def _keep_no_more(self) -> None:
         """The connection ends: whoever waits for room has it."""
+        self._refused = None
         self._stop_frame_timer()
         self._gateway.queued_bytes.forget(self)
         if self._counted:
@@ -602,7 +655,7 @@ class Downstream(Peer):
             request.frame = b""  # an idle connection keeps no frame
         else:
             self._request = None
-            if verdict is NEED_MORE and whole:
+            if whole and (verdict is NEED_MORE or verdict is WITHOUT_RECORDS):
                 raise RuntimeError("a hook wants more than the whole frame")
         return verdict, request.leave
 
@@ -635,7 +688,7 @@ class Downstream(Peer):
 
         ``came``: when it had arrived; ``arrived``: that, or when it was no longer held.
         """
-        if verdict is None or verdict is NEED_MORE:
+        if verdict is None or verdict is NEED_MORE or verdict is WITHOUT_RECORDS:
             verdict = Replace(frame)
         if route.tap is not None and not isinstance(verdict, Hold):
             self._note(route, came, frame)
