@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 SWITCH_S: Final = 0.0002
 """How long the loop waits for a thread that computes. Python's default is 5 ms, for each thing that the loop does."""
+ANSWER_BYTES_AT_ONCE: Final = 8 * 1024
+"""Of an answer that the loop decodes: some hundred elements, as brokers answer."""
 _thread: Final = ThreadPoolExecutor(1, "aside")
 
 
@@ -41,6 +43,11 @@ async def as_asked(request: Request, decide: Callable[P, T], *args: P.args, **kw
 def answered_as_asked(request: Request, hook: ResponseHook) -> ResponseHook:
     """A hook of answers that is pure: it sees that to a request that was decided aside there, too."""
     return partial(_answered_aside, hook) if request.aside else hook
+
+
+def answered_by_size(hook: ResponseHook, frame: bytes) -> bytes | Gate:
+    """What a pure hook makes of an answer that a small request may have: a large one it sees in the thread."""
+    return hook(frame) if len(frame) <= ANSWER_BYTES_AT_ONCE else _answered_aside(hook, frame)
 
 
 def _answered_aside(hook: ResponseHook, frame: bytes) -> Gate:

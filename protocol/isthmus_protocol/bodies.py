@@ -37,7 +37,7 @@ from kio.serial._introspect import (
 )
 from kio.static.constants import EntityType
 
-from isthmus_protocol.elements import charge, charge_numbers
+from isthmus_protocol.elements import begin, charge, charge_numbers
 from isthmus_protocol.wire import MalformedFrame, check_tags, read_uvarint
 
 Read = Callable[[bytes, int], tuple[Any, int]]
@@ -81,6 +81,7 @@ def decode_body(entity_type: type[Any], data: bytes, position: int, rest_ignored
 
     Raises MalformedFrame, also for bytes left over where they are not ignored.
     """
+    begin()
     try:
         value, end = _entity_reader(cast(Any, entity_type))(data, position)
     # struct: the bytes end early; index: a varint or boolean does; unicode: a string is no UTF-8.

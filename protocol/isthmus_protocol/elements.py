@@ -20,30 +20,39 @@ class TooManyElements(MalformedFrame):
 
 
 class _Bound:
-    """So many, and so many of them are left."""
+    """So many, and so many of them are left; ``each``: for each reading of a message anew."""
 
-    __slots__ = ("elements", "left")
+    __slots__ = ("each", "elements", "left")
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, each: bool) -> None:
         self.elements = self.left = elements
+        self.each = each
 
 
 _bound: Final[ContextVar[_Bound | None]] = ContextVar("elements", default=None)
 
 
 class at_most:
-    """``with at_most(elements)``: messages with more in all raise TooManyElements. Other threads are not bounded."""
+    """``with at_most(elements)``: whoever reads more raises TooManyElements; in all, or ``each`` time that a message is
+    read. Other threads are not bounded."""
 
     __slots__ = ("_before", "_inside")
 
-    def __init__(self, elements: int) -> None:
-        self._inside = _Bound(elements)
+    def __init__(self, elements: int, *, each: bool = False) -> None:
+        self._inside = _Bound(elements, each)
 
     def __enter__(self) -> None:
         self._before = _bound.set(self._inside)
 
     def __exit__(self, *raised: object) -> None:
         _bound.reset(self._before)
+
+
+def begin() -> None:
+    """A message is read from its beginning."""
+    bound = _bound.get()
+    if bound is not None and bound.each:
+        bound.left = bound.elements
 
 
 def charge(count: int) -> None:

@@ -38,7 +38,7 @@ from functools import cache
 from itertools import count
 from typing import Any, Protocol
 
-from isthmus_protocol.elements import charge, charge_numbers
+from isthmus_protocol.elements import begin, charge, charge_numbers
 from isthmus_protocol.schema import (
     EntitySpec,
     FieldSpec,
@@ -225,6 +225,7 @@ class _LocatorCompiler(_Lines):
             "struct_error": struct.error,
             "unpack_from": struct.unpack_from,
             "uvarint": read_uvarint,
+            "begin": begin,
             "charge": charge,
             "charge_numbers": charge_numbers,
             "check_tags": check_tags,
@@ -260,7 +261,7 @@ class _LocatorCompiler(_Lines):
         return self._function(
             message_spec(api_key, version, kind),
             wants,
-            ["def locate(b, start=0):", "    p = start"],
+            ["def locate(b, start=0):", "    begin()", "    p = start"],
             "frame_ended(b, start, p)",
         )
 

@@ -150,3 +150,32 @@ def test_unfinished_frames_of_many_connections_take_what_they_may_together(proxy
         with Wire(address) as other:
             assert other.request(ApiKey.METADATA, 9, {"topics": None}).cluster_id
     until("all is given back", lambda: resident(proxy) - before < 40 * MIB, 30)
+
+
+@pytest.mark.one_in_ci("stories", of="costly requests")
+def test_a_connection_that_is_idle_to_the_broker_is_closed_to_the_client() -> None:
+    """The broker's own limit counts through the proxy, for a client that has sent half a request, too."""
+    with (
+        KafkaCluster(name="idle", settings={"connections.max.idle.ms": "2000"}) as cluster,
+        ProxyProcess(cluster.bootstrap_servers, name="idle") as process,
+    ):
+        (address,) = advertised(process.bootstrap).values()
+        with Wire(address) as idle, Wire(address) as half, Wire(address) as busy:
+            for each in (idle, half):
+                assert each.request(ApiKey.METADATA, 9, {"topics": None}).cluster_id
+            half.send_bytes(deletion(100)[:50])
+            over, closed = threading.Event(), []
+
+            def keep_busy() -> None:
+                while not over.wait(0.5):
+                    assert busy.request(ApiKey.METADATA, 9, {"topics": None}).cluster_id
+
+            keeping = threading.Thread(target=keep_busy)
+            keeping.start()
+            try:
+                closed = [each.receive_frame() for each in (idle, half)]
+            finally:
+                over.set()
+                keeping.join()
+            assert closed == [None, None]
+            assert busy.request(ApiKey.METADATA, 9, {"topics": None}).cluster_id

@@ -126,7 +126,7 @@ class GroupReservations:
         try:
             await self._context.topic_names(unknown)
         except BrokerUnavailable as error:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+            return await as_asked(request, _refused_whole, request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         if monotonic() > self._context.lease_deadline:
             return await as_asked(request, self._without_lease, request)
         following = self._lookup.following(_GROUP, group)
@@ -171,20 +171,22 @@ class GroupReservations:
         try:
             exists = await self._context.cluster.group_exists(group)
         except BrokerUnavailable as error:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+            return await as_asked(request, _refused_whole, request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         except KafkaRefused as error:
             why = f"the proxy may not see whether group {group} exists: {error}"
             log.warning("group not described", extra={"group": group, "error": str(error)})
-            return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
+            return await as_asked(request, _refused_whole, request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
         if exists:
             return None
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         reservation = self._reserved_here(group)
         if reservation is None:
             return None
         self._log_once(request, group, reservation.prefix, None)
-        return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE)
+        return await as_asked(
+            request, _refused_whole, request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE
+        )
 
     def _reserved_here(self, group: str) -> Reservation | None:
         """The reservation of a group that follows nothing."""

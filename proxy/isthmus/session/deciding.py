@@ -41,22 +41,22 @@ class Deciding:
         """What was not forwarded before now is decided by the state of now."""
         self._fences += 1
 
-    def ask(self, route: Route, request: Request, elements: int) -> Verdict:
-        """What hooks say of a request of so many elements at most. Raises what they raise, and TooManyElements."""
+    def ask(self, route: Route, request: Request) -> Verdict:
+        """What hooks say of a request of ``elements_max`` at most. Raises what they raise, and TooManyElements."""
         assert route.on_request is not None
         try:
-            with at_most(elements):
+            with at_most(self.elements_max, each=True):
                 return route.on_request(request)
         except TooManyElements as error:
             raise TooManyElements(f"{route.api} with {error}") from error
 
     async def verdict(self, route: Route, request: Request) -> Verdict:
-        """The same of ``elements_max``, from the thread."""
+        """The same, from the thread."""
         request.aside = True
         while True:
             fences, request.now = self._fences, monotonic()
             vouched = request.now <= self._vouches_until()
-            verdict = await aside(self.ask, route, request, self.elements_max)
+            verdict = await aside(self.ask, route, request)
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
             outdated = self._fences != fences or (vouched and monotonic() > self._vouches_until())

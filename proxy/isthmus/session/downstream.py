@@ -33,7 +33,7 @@ from isthmus_plugins.api import (
     in_turn,
 )
 from isthmus_plugins.clock import monotonic
-from isthmus_protocol.elements import TooManyElements
+from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
@@ -650,7 +650,8 @@ class Downstream(Peer):
             request.now = arrived
             request.leave = None
         # An element takes a byte at least.
-        verdict = route.on_request(request) if len(frame) <= ELEMENTS_AT_ONCE else self._decided(route, request)
+        few = ELEMENTS_AT_ONCE if route.pure else self._gateway.deciding.elements_max
+        verdict = route.on_request(request) if len(frame) <= few else self._decided(route, request)
         if verdict is None:
             request.frame = b""  # an idle connection keeps no frame
         else:
@@ -661,15 +662,13 @@ class Downstream(Peer):
 
     def _decided(self, route: Route, request: Request) -> Verdict:
         """The verdict on a request that may have many elements: in a thread, if it has."""
+        assert route.on_request is not None
         deciding = self._gateway.deciding
-        try:
-            if not route.pure:
-                return deciding.ask(route, request, deciding.elements_max)
-            if len(request.frame) <= BYTES_AT_ONCE:
-                return deciding.ask(route, request, ELEMENTS_AT_ONCE)
-        except TooManyElements:
-            if not route.pure:
-                raise
+        if not route.pure:
+            return deciding.ask(route, request)
+        if len(request.frame) <= BYTES_AT_ONCE:
+            with contextlib.suppress(TooManyElements), at_most(ELEMENTS_AT_ONCE):
+                return route.on_request(request)
         request.leave = None
         return Hold(deciding.verdict(route, request))
 

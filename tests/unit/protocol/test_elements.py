@@ -47,6 +47,21 @@ def test_elements_of_all_arrays_of_a_message_count() -> None:
         decode_request(frame)
 
 
+def test_each_reading_of_a_message_may_be_bounded() -> None:
+    """Several hooks read the same request."""
+    frame = commit(300)
+    with at_most(903, each=True):
+        for _ in range(3):
+            decode_request(frame)
+            peeks.topics(ApiKey.OFFSET_COMMIT, 9, "request", frame)
+    with at_most(902, each=True), pytest.raises(TooManyElements):
+        decode_request(frame)
+    with at_most(2 * 903 - 1):
+        decode_request(frame)
+        with pytest.raises(TooManyElements):
+            decode_request(frame)
+
+
 def test_what_is_only_looked_for_counts_as_well() -> None:
     frame = commit(300)
     with at_most(903):

@@ -167,6 +167,10 @@ def loop_s(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[float, str]:
     return max(costs), causes[0]
 
 
+async def _awaited(hold: Hold) -> None:
+    await hold.verdict
+
+
 def memory_bytes(frame: bytes) -> int:
     """The most that deciding about a request takes, beside its own bytes."""
     key = struct.unpack_from(">I", frame, 4)[0]
@@ -175,9 +179,9 @@ def memory_bytes(frame: bytes) -> int:
     request = Request(frame, True, key >> 16, key & 0xFFFF, 7, time.monotonic(), Client(1, "127.0.0.1:5000", 1))
     tracemalloc.start()
     try:
-        verdict = deciding.ask(route, request, deciding.elements_max)
-        if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
-            verdict.verdict.close()
+        verdict = deciding.ask(route, request)
+        if isinstance(verdict, Hold):
+            asyncio.run(_awaited(verdict))
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
