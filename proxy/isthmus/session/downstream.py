@@ -55,6 +55,8 @@ UNCOUNTED_BYTES: Final = 16 * 1024
 KNOWN_HEADS_MAX: Final = 8
 """Topics of a connection whose Produce requests are recognised by their first bytes."""
 KNOWN_HEAD_BYTES_MAX: Final = 1024
+_WAITS: Final = -1
+"""In the place of bytes that are counted: there is no room for them yet."""
 _NO_LEAVE: Final = Leave(float("-inf"))
 _UNTIL_SERVED: Final = 1 << 62
 """More bytes than come: nothing is looked at before the broker's connection is there."""
@@ -547,6 +549,7 @@ class Downstream(Peer):
         if self._gateway.queued_bytes.ask(self, size, self._granted):
             self._may_keep(size)
         else:
+            self._counted = _WAITS
             self.hold_reading()
 
     def _granted(self) -> None:
@@ -562,6 +565,9 @@ class Downstream(Peer):
 
     def _frame_late(self) -> None:
         self._frame_timer = None
+        if self._holds and self._full == self._gated_full:  # it is not read, and not because the client reads nothing
+            self._may_keep(self._counted)
+            return
         kept = 0 if self._partial is None else len(self._partial)
         self.session.fault("unfinished request", f"{kept} of {self._wanted} bytes came in time")
 
@@ -572,7 +578,10 @@ class Downstream(Peer):
 
     def _uncount(self) -> None:
         counted, self._counted = self._counted, 0
-        self._gateway.queued_bytes.give_back(counted)
+        if counted != _WAITS:
+            self._gateway.queued_bytes.give_back(counted)
+        elif self._gateway.queued_bytes.forget(self):  # what was read already made the frame whole
+            self.release_reading()
 
     def _keep_no_more(self) -> None:
         """The connection ends: whoever waits for room has it."""

@@ -175,3 +175,45 @@ def test_one_address_has_as_many_connections_as_it_may() -> None:
             assert await upstream.take() == request(1)
 
     run(main())
+
+
+def test_a_frame_that_the_proxy_does_not_read_is_not_late() -> None:
+    async def main() -> None:
+        async with fronted(hook(lambda request: None), limits=Limits(frame_timeout_s=0.1)) as front:
+            client, upstream, session = await front.connect()
+            frame = hooked(1, b"x" * LARGE)
+            client.send(frame[:UNCOUNTED_BYTES])
+            await until(lambda: front.gateway.queued_bytes.left < Limits().queued_bytes_max)
+            session.downstream.hold_reading()  # as where the broker, or another cluster, is slow
+            await asyncio.sleep(0.4)
+            client.send(frame[UNCOUNTED_BYTES:])
+            session.downstream.release_reading()
+            assert await upstream.take() == frame
+
+            client.send(frame[:UNCOUNTED_BYTES])
+            await until(lambda: front.gateway.queued_bytes.left < Limits().queued_bytes_max)
+            session.downstream.pause_writing()  # as where the client reads no answers
+            await until(lambda: session.close_cause == "unfinished request")
+
+    run(main())
+
+
+def test_what_was_read_while_it_waited_for_room_leaves_nothing_counted() -> None:
+    async def main() -> None:
+        async with fronted(hook(lambda request: None), limits=Limits(queued_bytes_max=LARGE)) as front:
+            first, _, _ = await front.connect()
+            second, upstream, session = await front.connect()
+            frame = hooked(1, b"x" * LARGE)
+            first.send(frame[:UNCOUNTED_BYTES])
+            await until(lambda: front.gateway.queued_bytes.left <= 0)
+            second.send(frame[:UNCOUNTED_BYTES])
+            await until(lambda: front.gateway.queued_bytes.waiting == 1)
+            session.downstream.data_received(frame[UNCOUNTED_BYTES:])  # transports may have read before they pause
+            assert await upstream.take() == frame
+            assert front.gateway.queued_bytes.waiting == 0
+            second.send(hooked(2))
+            assert id_of(await upstream.take()) == 2
+            first.reset()
+            await until(lambda: front.gateway.queued_bytes.left == LARGE)
+
+    run(main())
