@@ -18,6 +18,7 @@ from support.wire import Wire, advertised, batch_of
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from isthmus_protocol.error_codes import POLICY_VIOLATION
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import write_uvarint
 
@@ -179,3 +180,36 @@ def test_a_connection_that_is_idle_to_the_broker_is_closed_to_the_client() -> No
                 keeping.join()
             assert closed == [None, None]
             assert busy.request(ApiKey.METADATA, 9, {"topics": None}).cluster_id
+
+
+@pytest.mark.one_in_ci("stories", of="costly requests")
+def test_what_applications_of_thousands_of_topics_ask_at_once_passes(proxy: ProxyProcess, address: str) -> None:
+    name = unique("many")
+    proxy.cli("namespace", "create", f"{name}-reserved-", "--reserved")
+    made = [
+        {
+            "name": f"{name}-{each}",
+            "num_partitions": 1,
+            "replication_factor": 1,
+            "configs": [{"name": "retention.ms", "value": "1"}],
+        }
+        for each in (*range(2_000), "reserved-x")
+    ]
+    commits = [
+        {
+            "name": f"{name}-{topic}",
+            "partitions": [{"partition_index": each, "committed_offset": 1} for each in range(2_000)],
+        }
+        for topic in range(3)
+    ]
+    with Wire(address) as wire:
+        values = {"topics": made, "timeout": 30_000, "validate_only": True}
+        created = wire.request(ApiKey.CREATE_TOPICS, 7, values).topics
+        assert {topic.name: int(topic.error_code) for topic in created} == {
+            topic["name"]: POLICY_VIOLATION if topic is made[-1] else 0 for topic in made
+        }
+        group = {"group_id": name, "generation_id_or_member_epoch": -1, "topics": commits}
+        answered = wire.request(ApiKey.OFFSET_COMMIT, 9, group).topics
+        assert sum(len(topic.partitions) for topic in answered) == 6_000
+        asked = {"topics": [{"name": topic["name"]} for topic in made], "allow_auto_topic_creation": False}
+        assert len(wire.request(ApiKey.METADATA, 9, asked).topics) == len(made)
