@@ -8,6 +8,8 @@ Verdicts of a request hook (see :class:`RequestHook`):
 ======================  ===============================================================================================
 ``None``                forward the request as it is
 ``NEED_MORE``           the frame is only a prefix and not enough: ask again with the whole frame
+``WITHOUT_RECORDS``     this prefix of a Produce is refused, whatever its records are: ask again, for the answer, when
+                        they have been thrown away, with null in their place
 :class:`Answer`         do not forward; answer the client with this frame, in its turn
 :class:`Replace`        forward another frame in place of this one
 :class:`Hold`           wait; nothing behind this request on its connection is read until the awaited verdict is there
@@ -126,7 +128,7 @@ def _both(first: ResponseHook, second: ResponseHook, frame: bytes) -> bytes | Ga
 class Request:
     """One request as a hook sees it. It is valid during the call only."""
 
-    __slots__ = ("api_key", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
+    __slots__ = ("api_key", "aside", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
 
     def __init__(
         self,
@@ -147,6 +149,8 @@ class Request:
         self.now = now
         """When the request's bytes arrived, seconds on the loop's monotonic clock."""
         self.client = client
+        self.aside = False
+        """It is large: pure hooks are asked in another thread (``aside``)."""
         self.leave: Leave | None = None
         """Set by a hook that forwards this Produce as it is, and would forward any other to the same single topic."""
 
@@ -187,9 +191,11 @@ class Client:
 
 class _NeedMore(enum.Enum):
     NEED_MORE = enum.auto()
+    WITHOUT_RECORDS = enum.auto()
 
 
 NEED_MORE: Final = _NeedMore.NEED_MORE
+WITHOUT_RECORDS: Final = _NeedMore.WITHOUT_RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,7 @@ class Close:
     """A request without an answer (Produce with acks=0) that is forwarded first: what was not refused of this one."""
 
 
-Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close | None
+Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE, _NeedMore.WITHOUT_RECORDS] | Answer | Replace | Hold | Close | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,10 @@ class RequestHook:
     whole: bool = False
     """True if the hook can do nothing with a prefix: it is called once, with the whole frame."""
     versions: tuple[int, int] = (0, 0x7FFF)
+    pure: bool = False
+    """True if it may be asked in another thread than the loop's, as it is about requests of thousands of elements: it
+    changes nothing that others look at, and what it reads is replaced as a whole. What it awaits, in a Hold, is awaited
+    on the loop. The loop decides such requests itself where a hook of the API is not pure."""
 
 
 # ---- what the process offers ----

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Hold,
@@ -19,6 +20,7 @@ from isthmus_plugins.api import (
     in_turn,
     passed_on,
 )
+from isthmus_plugins.aside import as_asked
 
 Hooks = tuple[Callable[[Request], Verdict], ...]
 
@@ -63,6 +65,8 @@ class Chain:
             if verdict is NEED_MORE:
                 need_more = True
                 continue
+            if verdict is WITHOUT_RECORDS:
+                return NEED_MORE if need_more else verdict
             if isinstance(verdict, Replace) and verdict.frame is request.frame:
                 looks = verdict if looks is None else _replaced_twice(looks, verdict)
                 if request.leave is not None and request.leave.answers is None:  # it would look no more
@@ -97,7 +101,7 @@ def _then(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
 
 async def _held(hold: Hold, hooks: Hooks, request: Request) -> Verdict:
     verdict = await hold.verdict
-    return Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
+    return await as_asked(request, Chain(hooks), request) if verdict is None else _then(verdict, hooks, request)
 
 
 def _behind(first: Replace, then: Verdict) -> Verdict:
@@ -122,6 +126,7 @@ async def _behind_held(first: Replace, hold: Hold) -> Verdict:
 
 
 def _with_frame(request: Request, frame: bytes) -> Request:
-    return Request(
-        frame, request.whole, request.api_key, request.version, request.correlation_id, request.now, request.client
-    )
+    head = request.api_key, request.version, request.correlation_id
+    other = Request(frame, request.whole, *head, request.now, request.client)
+    other.aside = request.aside
+    return other

@@ -17,6 +17,7 @@ from isthmus_control.lookup import Lookup
 from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Gate,
@@ -253,7 +254,7 @@ class ApiHooks:
         if hook.on_response is None or self._wants_answers or isinstance(verdict, (Answer, Close)):
             return verdict
         answered = partial(self._answered, bound, names, views, request.version)
-        if verdict is None or verdict is NEED_MORE:
+        if verdict is None or verdict is NEED_MORE or verdict is WITHOUT_RECORDS:
             return Replace(request.frame, answered)
         if isinstance(verdict, Hold):
             return Hold(self._behind_hold(verdict, bound, names, views, request))

@@ -307,6 +307,14 @@ class ClientListenerSection(Section):
     """Of clients that have not authenticated; a broker's ``sasl.server.max.receive.size``."""
     authentication_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """How long a client may take to authenticate over SASL."""
+    connections_per_address_max: int | None = Field(default=None, ge=1)
+    """Of one client's address; None: as many as of all."""
+    request_elements_max: int = Field(default=20_000, ge=1_000)
+    """Elements in arrays of one request that plugins look into."""
+    queued_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
+    """Of all requests that are kept until they are whole; a broker's ``queued.max.request.bytes``."""
+    frame_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """How long one of them may take to be whole."""
 
     @property
     def advertised(self) -> str:

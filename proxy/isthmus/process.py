@@ -175,6 +175,10 @@ class Process:
             listener.frame_bytes_max,
             listener.sasl_frame_bytes_max,
             listener.authentication_timeout_s,
+            listener.request_elements_max,
+            listener.queued_bytes_max,
+            listener.frame_timeout_s,
+            listener.connections_per_address_max,
         )
         self._load_plugins()
         try:

@@ -15,14 +15,15 @@ for what a command concerns that a newer proxy wrote and this one does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX
-from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import NEED_MORE, WITHOUT_RECORDS, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
@@ -116,9 +117,9 @@ class ReservationPlugin:
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
         return [
             RequestHook(ApiKey.PRODUCE, self.on_produce),
-            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
-            *(RequestHook(api, self.on_change, whole=True) for api in CODES if api is not ApiKey.PRODUCE),
-            RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, pure=True),
+            *(RequestHook(api, self.on_change, whole=True, pure=True) for api in CODES if api is not ApiKey.PRODUCE),
+            RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True, pure=True),
             *self._internal.hooks(),
             *self._groups.hooks(),
             *self._principals.hooks(),
@@ -145,12 +146,14 @@ class ReservationPlugin:
             request.leave = leave
         return None
 
-    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+    def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         for topic in topics:
             name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
             if name is None or self._lookup.topic_reservation(name) is not None:
-                return self.on_change(request) if request.whole else NEED_MORE
+                if request.whole:
+                    return self.on_change(request)
+                return WITHOUT_RECORDS if name is not None and len(topics) == 1 else NEED_MORE
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.clear()
         self._allowed.update(topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX)
@@ -194,8 +197,8 @@ class ReservationPlugin:
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
-        return self._decided(request, head, payload)
+            return await as_asked(request, self._without_lease, request)
+        return await as_asked(request, self._decided, request, head, payload)
 
     async def _created(
         self, request: Request, head: RequestHead, payload: RequestPayload, reserved: set[str]
@@ -210,7 +213,7 @@ class ReservationPlugin:
         except BrokerUnavailable as error:
             return Close(f"topics cannot be read: {error}")
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         existing |= {name for name, each in self._context.control.state.truncations.items() if each.withheld}
 
         def decide(part: Part) -> Refusal | None:
@@ -219,10 +222,19 @@ class ReservationPlugin:
                 return refusal
             return Refusal(TOPIC_ALREADY_EXISTS, f"Topic '{part.topic}' already exists.")
 
-        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
+        return await as_asked(request, self._refused, request, head, payload, decide)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
-        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
+        return self._refused(request, head, payload, self._decide)
+
+    def _refused(
+        self,
+        request: Request,
+        head: RequestHead,
+        payload: RequestPayload,
+        decide: Callable[[Part], Refusal | None],
+    ) -> Verdict:
+        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
 
     def _decide(self, part: Part) -> Refusal | None:
         name = topic_of(self._context, part)
@@ -277,7 +289,7 @@ class ReservationPlugin:
         def decide(part: Part) -> Refusal | None:
             return Refusal(UNKNOWN_TOPIC_OR_PARTITION) if part.topic in missing else None
 
-        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
+        return await as_asked(request, self._refused, request, head, payload, decide)
 
     def on_streams_heartbeat(self, request: Request) -> Verdict:
         """Keep the coordinator of a streams group (KIP-1071) from making its topics in a reserved namespace."""

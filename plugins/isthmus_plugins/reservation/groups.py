@@ -30,6 +30,7 @@ from typing import Any, Final
 from isthmus_control.lookup import Counterpart, Lookup, Reservation
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType
 from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
@@ -89,9 +90,9 @@ class GroupReservations:
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            *(RequestHook(api, self.on_commit, whole=True) for api in COMMITS),
-            *(RequestHook(api, self.on_join, whole=True) for api in MAKES_GROUP),
-            *(RequestHook(api, self.on_delete, whole=True) for api in DELETIONS),
+            *(RequestHook(api, self.on_commit, whole=True, pure=True) for api in COMMITS),
+            *(RequestHook(api, self.on_join, whole=True, pure=True) for api in MAKES_GROUP),
+            *(RequestHook(api, self.on_delete, whole=True, pure=True) for api in DELETIONS),
         ]
 
     def reservations_changed(self, lookup: Lookup) -> None:
@@ -125,11 +126,11 @@ class GroupReservations:
         try:
             await self._context.topic_names(unknown)
         except BrokerUnavailable as error:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+            return await as_asked(request, _refused_whole, request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         following = self._lookup.following(_GROUP, group)
-        return None if following is None else self._replicated(request, following)
+        return None if following is None else await as_asked(request, self._replicated, request, following)
 
     def _replicated(self, request: Request, group: Counterpart) -> Verdict:
         """Refuse what a request changes of the committed offsets that the link keeps."""
@@ -170,20 +171,22 @@ class GroupReservations:
         try:
             exists = await self._context.cluster.group_exists(group)
         except BrokerUnavailable as error:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+            return await as_asked(request, _refused_whole, request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         except KafkaRefused as error:
             why = f"the proxy may not see whether group {group} exists: {error}"
             log.warning("group not described", extra={"group": group, "error": str(error)})
-            return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
+            return await as_asked(request, _refused_whole, request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
         if exists:
             return None
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         reservation = self._reserved_here(group)
         if reservation is None:
             return None
         self._log_once(request, group, reservation.prefix, None)
-        return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE)
+        return await as_asked(
+            request, _refused_whole, request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE
+        )
 
     def _reserved_here(self, group: str) -> Reservation | None:
         """The reservation of a group that follows nothing."""

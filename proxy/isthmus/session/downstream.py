@@ -8,15 +8,18 @@ import struct
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final
 
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
+from isthmus.session.refused_produce import RefusedProduce
 from isthmus.session.session import AUTHENTICATING, SERVING, SessionState
 from isthmus.session.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
     NEED_MORE,
     TAP_BYTES,
     TAP_REQUEST,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Gate,
@@ -30,6 +33,7 @@ from isthmus_plugins.api import (
     in_turn,
 )
 from isthmus_plugins.clock import monotonic
+from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
@@ -42,11 +46,17 @@ _request_head: Final = struct.Struct(">iIi").unpack_from
 _REQUEST_HEAD_SIZE: Final = 12
 _SMALLEST_REQUEST: Final = 10
 """Key, version, correlation id and a client id's length; what follows the size."""
-WHOLE_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a request that hooks see as a whole: many thousand topics. Anybody may make the proxy hold that much."""
+WHOLE_FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a request that hooks see as a whole: many thousand topics. To put it together takes 3 ms."""
+PRODUCE_HEAD_BYTES_MAX: Final = 64 * 1024
+"""So much of a Produce is kept to find its acks, behind the header's tags and the transactional id."""
+UNCOUNTED_BYTES: Final = 16 * 1024
+"""A frame of no more is kept without asking whether there is room."""
 KNOWN_HEADS_MAX: Final = 8
 """Topics of a connection whose Produce requests are recognised by their first bytes."""
 KNOWN_HEAD_BYTES_MAX: Final = 1024
+_WAITS: Final = -1
+"""In the place of bytes that are counted: there is no room for them yet."""
 _NO_LEAVE: Final = Leave(float("-inf"))
 _UNTIL_SERVED: Final = 1 << 62
 """More bytes than come: nothing is looked at before the broker's connection is there."""
@@ -60,6 +70,8 @@ class Downstream(Peer):
     """The client's connection: requests arrive here."""
 
     __slots__ = (
+        "_counted",
+        "_frame_timer",
         "_full",
         "_gated",
         "_gated_full",
@@ -71,12 +83,14 @@ class Downstream(Peer):
         "_listener",
         "_pending",
         "_produces",
+        "_refused",
         "_request",
         "_routes",
         "_scanning",
         "_session_id",
         "_upstream",
         "_writing",
+        "address",
         "throttled",
     )
 
@@ -84,6 +98,8 @@ class Downstream(Peer):
 
     def __init__(self, gateway: Gateway, listener: Listener) -> None:
         super().__init__()
+        self.address = ""
+        """The client's, ``host:port``."""
         self._gateway = gateway
         self._listener = listener
         self._routes = gateway.routes
@@ -107,6 +123,16 @@ class Downstream(Peer):
         self._gated: GatedAnswers | None = None
         """Answers that wait at gates, and behind them; None where there are none."""
         self._gated_full = False
+        self._counted = 0
+        """Bytes of the frame that is kept, or held, as far as the process was asked for them."""
+        self._refused: RefusedProduce | None = None
+        """What comes of a Produce that is refused; ``_partial`` is there, and stays empty."""
+        self._frame_timer: asyncio.TimerHandle | None = None
+        """How long the frame that is kept may take to be whole."""
+
+    def comes_from(self, address: str) -> None:
+        """Told before all else where the client is, which its socket does not know any more once it is gone."""
+        self.address = address
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
@@ -117,6 +143,7 @@ class Downstream(Peer):
         self._session_id = self.session.client.session_id
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._keep_no_more()
         self.session.client_lost()
         self.session.leg_lost()
 
@@ -207,6 +234,7 @@ class Downstream(Peer):
     def finish_sending(self) -> None:
         """Send the client, behind its answers, the end of them. What it still sends is read, for nobody."""
         self._partial = None
+        self._keep_no_more()
         if self._transport.is_closing():
             return
         if self._transport.can_write_eof():
@@ -221,6 +249,7 @@ class Downstream(Peer):
         return self._transport.get_write_buffer_size()
 
     def finish(self) -> None:
+        self._keep_no_more()
         if self._gated is not None:
             self.hear_no_more()
         super().finish()
@@ -333,6 +362,8 @@ class Downstream(Peer):
                 return b""
             data = data[rest:]
         if self._partial is not None:
+            if self._refused is not None:
+                return self._thrown_away(self._refused, data)
             self._partial += data
             if len(self._partial) < self._wanted:
                 if self._holds:  # uvloop starts to read behind connection_made, whatever that said
@@ -347,9 +378,15 @@ class Downstream(Peer):
         try:
             self._requests(data, arrived)
         except MalformedFrame as error:
-            self.session.fault("malformed request", str(error))
+            self._malformed(error)
+
+    def _malformed(self, error: MalformedFrame) -> None:
+        cause = "oversized request" if isinstance(error, TooManyElements) else "malformed request"
+        self.session.fault(cause, str(error))
 
     def _requests(self, data: bytes, arrived: float) -> None:
+        if self._counted:
+            self._uncount()
         routes = self._routes
         pending = self._pending
         available = len(data)
@@ -387,7 +424,10 @@ class Downstream(Peer):
                     try:
                         acks = route.acks(data, position)
                     except NeedMore:
-                        wanted = min(2 * (available - position), 4 + size)
+                        if available - position >= PRODUCE_HEAD_BYTES_MAX:
+                            self.session.fault("oversized request", f"{route.api} whose acks come late")
+                            return
+                        wanted = min(2 * (available - position), 4 + size, PRODUCE_HEAD_BYTES_MAX)
                         break
                 given: Leave | None = self._gateway.leave
                 if route.on_request is not None:
@@ -407,6 +447,11 @@ class Downstream(Peer):
                         self.session.hook_failed(route, error)
                         return
                     if verdict is not None:
+                        if verdict is WITHOUT_RECORDS:
+                            if start < position:
+                                self._upstream.send(data[start:position])
+                            self._throw_away(route, correlation_id, 4 + size, data[position:])
+                            return
                         if not whole and not isinstance(verdict, Close):  # asked again when all is there
                             _drop(verdict)
                             wanted = 4 + size
@@ -446,10 +491,105 @@ class Downstream(Peer):
             self._upstream.send(data if position - start == available else data[start:position])
         if position < available:
             self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
+        if wanted > UNCOUNTED_BYTES:
+            self._count(wanted, goes_on=position == 0)
+        elif self._frame_timer is not None:
+            self._stop_frame_timer()
         if len(pending) > self._gateway.in_flight_max:
             self.throttle()
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
+
+    # ---- a Produce that is refused by its head ----
+
+    def _throw_away(self, route: Route, correlation_id: int, size: int, data: bytes) -> None:
+        """Keep nothing of a frame that begins with this but what its refusal needs."""
+        elements_max = self._gateway.limits.request_elements_max
+        self._refused = RefusedProduce(route.version, correlation_id, size, elements_max)
+        self._keep(b"", 0)
+        self._thrown_away(self._refused, data)
+
+    def _thrown_away(self, refused: RefusedProduce, data: bytes) -> bytes:
+        """Take in what belongs to it. Returns what begins with a frame, b"" for nothing."""
+        try:
+            frame, rest = refused.feed(data)
+            if frame is None:
+                return b""
+            self._partial = self._refused = None
+            return rest if self._refuse(frame, rest) else b""
+        except MalformedFrame as error:
+            self._malformed(error)
+            return b""
+
+    def _refuse(self, frame: bytes, rest: bytes) -> bool:
+        """Answer a Produce whose records are gone. False: nothing may be read now, ``rest`` is taken care of."""
+        _, key, correlation_id = _request_head(frame)
+        route, arrived = self._routes[key], monotonic()
+        assert route.acks is not None
+        acks0 = route.acks(frame) == 0
+        try:
+            verdict, _ = self._verdict(route, frame, True, correlation_id, arrived)
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return False
+        if not isinstance(verdict, Answer | Close):
+            _drop(verdict)
+            self.session.close("refused", "what was refused may be written now: the producer sends it again")
+            return False
+        route.requests += 1
+        route.decoded += 1
+        return self._act(verdict, route, correlation_id, acks0, arrived, frame, rest, arrived)
+
+    # ---- frames that are kept until they are whole ----
+
+    def _count(self, size: int, goes_on: bool) -> None:
+        """Ask for room for the frame that is kept. ``goes_on``: it was kept before, and not as much of it."""
+        if not goes_on:
+            self._stop_frame_timer()
+        if self._gateway.queued_bytes.ask(self, size, self._granted):
+            self._may_keep(size)
+        else:
+            self._counted = _WAITS
+            self.hold_reading()
+
+    def _granted(self) -> None:
+        """There is room now."""
+        self._may_keep(self._wanted)
+        self.release_reading()
+
+    def _may_keep(self, size: int) -> None:
+        self._counted = size
+        if self._frame_timer is None:
+            timeout_s = self._gateway.limits.frame_timeout_s
+            self._frame_timer = asyncio.get_running_loop().call_later(timeout_s, self._frame_late)
+
+    def _frame_late(self) -> None:
+        self._frame_timer = None
+        if self._holds and self._full == self._gated_full:  # it is not read, and not because the client reads nothing
+            self._may_keep(self._counted)
+            return
+        kept = 0 if self._partial is None else len(self._partial)
+        self.session.fault("unfinished request", f"{kept} of {self._wanted} bytes came in time")
+
+    def _stop_frame_timer(self) -> None:
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
+            self._frame_timer = None
+
+    def _uncount(self) -> None:
+        counted, self._counted = self._counted, 0
+        if counted != _WAITS:
+            self._gateway.queued_bytes.give_back(counted)
+        elif self._gateway.queued_bytes.forget(self):  # what was read already made the frame whole
+            self.release_reading()
+
+    def _keep_no_more(self) -> None:
+        """The connection ends: whoever waits for room has it."""
+        self._refused = None
+        self._stop_frame_timer()
+        self._gateway.queued_bytes.forget(self)
+        if self._counted:
+            self._uncount()
 
     def _note(self, route: Route, arrived: float, frame: bytes) -> None:
         assert route.note is not None
@@ -518,14 +658,28 @@ class Downstream(Peer):
             request.correlation_id = correlation_id
             request.now = arrived
             request.leave = None
-        verdict = route.on_request(request)
+        # An element takes a byte at least.
+        few = ELEMENTS_AT_ONCE if route.pure else self._gateway.deciding.elements_max
+        verdict = route.on_request(request) if len(frame) <= few else self._decided(route, request)
         if verdict is None:
             request.frame = b""  # an idle connection keeps no frame
         else:
             self._request = None
-            if verdict is NEED_MORE and whole:
+            if whole and (verdict is NEED_MORE or verdict is WITHOUT_RECORDS):
                 raise RuntimeError("a hook wants more than the whole frame")
         return verdict, request.leave
+
+    def _decided(self, route: Route, request: Request) -> Verdict:
+        """The verdict on a request that may have many elements: in a thread, if it has."""
+        assert route.on_request is not None
+        deciding = self._gateway.deciding
+        if not route.pure:
+            return deciding.ask(route, request)
+        if len(request.frame) <= BYTES_AT_ONCE:
+            with contextlib.suppress(TooManyElements), at_most(ELEMENTS_AT_ONCE):
+                return route.on_request(request)
+        request.leave = None
+        return Hold(deciding.verdict(route, request))
 
     def _act(
         self,
@@ -542,7 +696,7 @@ class Downstream(Peer):
 
         ``came``: when it had arrived; ``arrived``: that, or when it was no longer held.
         """
-        if verdict is None or verdict is NEED_MORE:
+        if verdict is None or verdict is NEED_MORE or verdict is WITHOUT_RECORDS:
             verdict = Replace(frame)
         if route.tap is not None and not isinstance(verdict, Hold):
             self._note(route, came, frame)
@@ -551,6 +705,8 @@ class Downstream(Peer):
         if isinstance(verdict, Hold):
             self._held = True
             self.hold_reading()
+            self._counted = len(frame)
+            self._gateway.queued_bytes.take(self._counted)
             self._gateway.tasks.start(
                 "hold",
                 self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
@@ -586,12 +742,16 @@ class Downstream(Peer):
         try:
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
+        except MalformedFrame as error:
+            self._malformed(error)
+            return
         except Exception as error:
             self.session.hook_failed(route, error)
             return
         self._held = False
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
             return
+        self._uncount()
         if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
             return
         if rest and self.session.state is SERVING:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
     Client,
     Close,
@@ -153,3 +154,14 @@ def test_there_is_no_leave_where_one_hook_gives_none_for_its_look_at_the_answer(
     assert Chain((leaving, leaving))(plain) is None
     assert plain.leave is not None
     assert plain.leave.answers is None
+
+
+def test_what_is_refused_without_its_records_is_so_unless_a_hook_before_wants_to_see_them() -> None:
+    def refusing(asked: Request) -> Verdict:
+        return WITHOUT_RECORDS
+
+    def wanting(asked: Request) -> Verdict:
+        return NEED_MORE
+
+    assert decided(nothing, refusing, wanting) is WITHOUT_RECORDS
+    assert decided(wanting, refusing) is NEED_MORE

@@ -31,7 +31,7 @@ class CleanupPolicies(Part):
         self._seen: object = None
 
     def hooks(self) -> Sequence[RequestHook]:
-        return [RequestHook(ApiKey.DESCRIBE_CONFIGS, self.on_describe, whole=True)]
+        return [RequestHook(ApiKey.DESCRIBE_CONFIGS, self.on_describe, whole=True, pure=True)]
 
     def control_changed(self, state: ControlState) -> None:
         if state.follower_topics is not self._seen:

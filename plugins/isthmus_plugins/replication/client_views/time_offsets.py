@@ -78,7 +78,7 @@ class TimeOffsets(Part):
         return (unsure,)
 
     def hooks(self) -> Sequence[RequestHook]:
-        return [RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True)]
+        return [RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True, pure=True)]
 
     def on_list_offsets(self, request: Request) -> Verdict:
         """Look whether the request asks for offsets by time of a topic that follows or did."""

@@ -42,20 +42,21 @@ class TopicIdAliases(Part):
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.OFFSET_COMMIT, self.on_commit, whole=True),
-            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
+            RequestHook(ApiKey.OFFSET_COMMIT, self.on_commit, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True, pure=True),
         ]
 
     def control_changed(self, state: ControlState) -> None:
         if state.successions is self._seen:
             return
         self._seen = state.successions
-        self._successions = {}
+        successions: dict[bytes, Succession] = {}
         for chain in state.successions.values():
             found: Succession | None = None
             for step in reversed(chain):
                 found = step if found is None else step.then(found)
-                self._successions[uuid.UUID(step.former).bytes] = found
+                successions[uuid.UUID(step.former).bytes] = found
+        self._successions = successions
 
     def on_commit(self, request: Request) -> Verdict:
         """Forward a commit with the ids that there are, and offsets that the topics had."""

@@ -76,13 +76,13 @@ class TruncatingTopics(Part):
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_leader_epoch, whole=True),
-            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
-            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
-            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_leader_epoch, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, pure=True),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True, pure=True),
             *(
-                RequestHook(api, self.on_parts, whole=True)
+                RequestHook(api, self.on_parts, whole=True, pure=True)
                 for api in (
                     ApiKey.LIST_OFFSETS,
                     ApiKey.OFFSET_COMMIT,

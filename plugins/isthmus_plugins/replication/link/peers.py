@@ -21,7 +21,7 @@ from isthmus_control.model import Link, LinkMode
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import descriptors
-from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.accepting import Acceptor, oldest_of_most
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import Rarely
 from isthmus_plugins.replication.link import calls, features, reasons
@@ -49,7 +49,7 @@ DELETED_LINK_GRACE_S: Final = 1.0
 LEASE_POLL_S: Final = 0.1
 """A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
 HANDSHAKES_MAX: Final = 256
-"""Connections that have not proved anything yet. More are closed at once."""
+"""Connections that have not proved anything yet. For one more, the oldest of the host that has most such goes."""
 ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
 ALREADY_CONNECTED_WAIT_S: Final = 30.0
 _REASONS: Final = {
@@ -93,7 +93,7 @@ class LinkPeers(Part):
         self._on_change: Callable[[], None] = not_joined
         self._tasks = Tasks("link-peers", context.supervision)
         self._states: dict[str, PeerState] = {}
-        self._accepted: set[LinkConnection] = set()
+        self._accepted: dict[LinkConnection, None] = {}
         """Connections that were accepted and are in the handshake, or create a link."""
         self._leaving: set[LinkConnection] = set()
         """Connections of links that were deleted just now."""
@@ -290,14 +290,26 @@ class LinkPeers(Part):
 
     def _admits(self, descriptor: int, peer: str) -> bool:
         """Whether one more connection may come in. What it is shows in the handshake; until then there are so many."""
-        self._accepted = {other for other in self._accepted if not other.lost}
-        if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX:
+        self._accepted = {other: None for other in self._accepted if not other.lost}
+        if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX and not self._made_room():
             self._refused.one(f"{peer}: TOO_MANY, there are too many connections that have not proved anything")
         elif descriptors.is_kept(descriptor):
             self._refused.one(f"{peer}: TOO_MANY, file descriptors run short")
         else:
             return True
         return False
+
+    def _made_room(self) -> bool:
+        """End the connection that has proved nothing for longest, of the host that has most such. False: all have."""
+        unproven = {each: each.peer_address for each in self._accepted if not each.ready.done()}
+        if self._acceptor is not None and len(self._arriving) >= len(unproven):
+            return self._acceptor.end_oldest()
+        if not unproven:
+            return False
+        oldest = oldest_of_most(unproven)
+        oldest.close("it has proved nothing, and others wait")
+        self._accepted.pop(oldest, None)
+        return True
 
     def _accept(self) -> LinkConnection:
         return LinkConnection(
@@ -312,7 +324,7 @@ class LinkPeers(Part):
 
     def _made(self, connection: LinkConnection) -> None:
         self._arriving.discard(connection)
-        self._accepted.add(connection)
+        self._accepted[connection] = None
 
     def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
         """The secret that a dialler must hold. Raises LinkRejected."""
@@ -348,7 +360,7 @@ class LinkPeers(Part):
         if connection.purpose == PURPOSE_CREATE:
             connection.handlers = self._create_answers
             return
-        self._accepted.discard(connection)
+        self._accepted.pop(connection, None)
         for link in self._context.control.state.links.values():
             if link.link_id == connection.peer.get("link_id"):
                 self._take(link.name, link, self._states.setdefault(link.name, PeerState()), connection)

@@ -18,6 +18,7 @@ from isthmus_control import commands as c
 from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Hold,
@@ -96,7 +97,8 @@ def test_produce_by_name(plugin: ReservationPlugin, version: int) -> None:
 def test_a_part_of_a_frame_is_enough_only_for_topics_that_are_open(plugin: ReservationPlugin) -> None:
     assert plugin.on_produce(produce(9, "open-1", part=0.8)) is None
     assert plugin.on_produce(produce(9, "open-1", part=0.2)) is NEED_MORE
-    assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is NEED_MORE
+    assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is WITHOUT_RECORDS
+    assert plugin.on_produce(produce(9, "closed-1", "open-1", part=0.9)) is NEED_MORE
 
 
 def test_names_that_no_topic_can_have_are_not_kept(plugin: ReservationPlugin) -> None:

@@ -1,0 +1,233 @@
+"""Requests of many elements: decided in a thread, in their turn, by the state that counts, or not at all."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+from support.sessions import Front, answer, fronted, id_of, request, run, until
+
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
+from isthmus.session.listener import Limits
+from isthmus_plugins.api import Answer, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked
+from isthmus_protocol.messages import decode_request
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import MalformedFrame, write_uvarint
+
+VERSION = 5
+
+
+def deletion(correlation_id: int, topics: int) -> bytes:
+    """A DeleteTopics of so many names of no bytes."""
+    body = b"\x00" + write_uvarint(topics + 1) + b"\x01" * topics + struct.pack(">i", 30_000) + b"\x00"
+    return request(correlation_id, (ApiKey.DELETE_TOPICS, VERSION), body)
+
+
+class Decoding:
+    """A hook that decodes, and notes where."""
+
+    def __init__(self) -> None:
+        self.on_loop: list[bool] = []
+        self.asked: list[int] = []
+        self.verdict: Verdict = None
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def hook(self, pure: bool = True) -> RequestHook:
+        return RequestHook(ApiKey.DELETE_TOPICS, self.on_request, whole=True, pure=pure)
+
+    def on_request(self, request: Request) -> Verdict:
+        decode_request(request.frame)
+        self.on_loop.append(threading.current_thread() is threading.main_thread())
+        self.asked.append(request.correlation_id)
+        verdict = self.verdict
+        self.may_end.wait(10)
+        return verdict
+
+
+def refused_by(front: Front) -> dict[str, int]:
+    return dict(front.gateway.closed_by_cause)
+
+
+def test_few_elements_are_decided_on_the_loop_and_many_in_a_thread() -> None:
+    async def main() -> None:
+        decoding = Decoding()
+        async with fronted(decoding.hook()) as front:
+            client, upstream, _ = await front.connect()
+            for correlation_id, topics in enumerate((1, ELEMENTS_AT_ONCE, ELEMENTS_AT_ONCE + 1)):
+                client.send(frame := deletion(correlation_id, topics))
+                assert await upstream.take() == frame
+        assert decoding.on_loop == [True, True, False]
+
+    run(main())
+
+
+def test_few_elements_of_many_bytes_are_decided_in_the_thread() -> None:
+    async def main() -> None:
+        decoding = Decoding()
+        async with fronted(decoding.hook()) as front:
+            client, upstream, _ = await front.connect()
+            name = b"\x00\x02" + write_uvarint(BYTES_AT_ONCE + 1) + b"n" * BYTES_AT_ONCE + bytes(5)
+            client.send(frame := request(1, (ApiKey.DELETE_TOPICS, VERSION), name))
+            assert await upstream.take() == frame
+        assert decoding.on_loop == [False]
+
+    run(main())
+
+
+def test_requests_behind_one_that_is_decided_wait_and_other_clients_do_not() -> None:
+    async def main() -> None:
+        decoding = Decoding()
+        async with fronted(decoding.hook()) as front:
+            client, upstream, _ = await front.connect()
+            other, others, _ = await front.connect()
+            decoding.may_end.clear()
+            client.send(deletion(1, 5_000), request(2))
+            other.send(request(3))
+            assert id_of(await others.take()) == 3
+            await until(lambda: decoding.asked == [1])
+            decoding.may_end.set()
+            assert [id_of(await upstream.take()) for _ in range(2)] == [1, 2]
+            upstream.send(answer(1), answer(2))
+            assert [id_of(await client.take(), request_frame=False) for _ in range(2)] == [1, 2]
+
+    run(main())
+
+
+def test_a_verdict_from_the_thread_counts() -> None:
+    async def main() -> None:
+        decoding = Decoding()
+        async with fronted(decoding.hook()) as front:
+            client, upstream, _ = await front.connect()
+            decoding.verdict = Answer(answer(1, b"no"), "test")
+            client.send(deletion(1, 5_000))
+            assert await client.take() == answer(1, b"no")
+
+            async def awaited() -> Verdict:
+                assert threading.current_thread() is threading.main_thread()
+                return Replace(deletion(2, 1))
+
+            decoding.verdict = Hold(awaited())
+            client.send(deletion(2, 5_000))
+            assert await upstream.take() == deletion(2, 1)
+
+    run(main())
+
+
+def test_more_elements_than_the_limit_end_the_connection() -> None:
+    async def main() -> None:
+        for pure in (True, False):
+            decoding = Decoding()
+            async with fronted(decoding.hook(pure), limits=Limits(request_elements_max=2_000)) as front:
+                client, upstream, session = await front.connect()
+                client.send(deletion(1, 2_000))
+                await upstream.take()
+                client.send(deletion(2, 2_001))
+                assert await client.closed() == b""
+                assert session.close_cause == "oversized request"
+                assert refused_by(front) == {"oversized request": 1}
+            assert decoding.on_loop == [not pure]
+
+    run(main())
+
+
+def test_a_million_elements_cost_the_loop_nothing() -> None:
+    async def main() -> None:
+        async with fronted(Decoding().hook()) as front:
+            client, _, _ = await front.connect()
+            frame = deletion(1, 1_000_000)
+            began = time.process_time()
+            client.send(frame)
+            assert await client.closed() == b""
+            assert time.process_time() - began < 0.2  # 2.5 s were it decoded
+
+    run(main())
+
+
+def test_a_hook_that_is_not_pure_is_asked_on_the_loop() -> None:
+    async def main() -> None:
+        decoding, beside = Decoding(), Decoding()
+        async with fronted(decoding.hook(), beside.hook(pure=False)) as front:
+            client, upstream, _ = await front.connect()
+            client.send(deletion(1, 5_000))
+            await upstream.take()
+        assert decoding.on_loop == beside.on_loop == [True]
+
+    run(main())
+
+
+def test_what_a_fence_or_the_end_of_a_lease_overtakes_is_decided_anew() -> None:
+    async def main() -> None:
+        decoding = Decoding()
+        async with fronted(decoding.hook()) as front:
+            client, upstream, _ = await front.connect()
+            decoding.may_end.clear()
+            client.send(deletion(1, 5_000))
+            await until(lambda: decoding.asked == [1])
+            await front.gateway.fence()  # no write has been forwarded that it must wait for
+            decoding.verdict = Answer(answer(1, b"reserved"), "test")
+            decoding.may_end.set()
+            assert await client.take() == answer(1, b"reserved")
+            assert decoding.asked == [1, 1]
+
+            decoding.asked.clear()
+            decoding.verdict = None
+            decoding.may_end.clear()
+            client.send(deletion(2, 5_000))
+            await until(lambda: decoding.asked == [2])
+            front.gateway.vouches_until = lambda: float("-inf")
+            decoding.may_end.set()
+            await upstream.take()
+            assert decoding.asked == [2, 2]
+
+    run(main())
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        decoding = Decoding()
+        async with fronted(decoding.hook()) as front:
+            client, upstream, session = await front.connect()
+            decoding.may_end.clear()
+            client.send(deletion(1, 5_000))
+            await until(lambda: decoding.asked == [1])
+            session.close("test")
+            decoding.may_end.set()
+            assert await upstream.closed() == b""
+            await until(lambda: not front.gateway.sessions)
+
+    run(main())
+
+
+def test_the_answer_to_a_large_request_is_read_in_the_thread_and_keeps_its_turn() -> None:
+    async def main() -> None:
+        threads: list[bool] = []
+
+        def on_request(request: Request) -> Verdict:
+            decode_request(request.frame)
+
+            def seen(frame: bytes) -> bytes:
+                threads.append(threading.current_thread() is threading.main_thread())
+                if frame[8:] == b"bad":
+                    raise MalformedFrame("bad")
+                return answer(id_of(frame, request_frame=False), b"seen")
+
+            return Replace(request.frame, answered_as_asked(request, seen))
+
+        async with fronted(RequestHook(ApiKey.DELETE_TOPICS, on_request, whole=True, pure=True)) as front:
+            client, upstream, session = await front.connect()
+            client.send(deletion(1, 1), deletion(2, 5_000), request(3))
+            for _ in range(3):
+                await upstream.take()
+            upstream.send(answer(1), answer(2), answer(3))
+            assert [await client.take() for _ in range(3)] == [answer(1, b"seen"), answer(2, b"seen"), answer(3)]
+            assert threads == [True, False]
+            client.send(deletion(4, 5_000))
+            await upstream.take()
+            upstream.send(answer(4, b"bad"))
+            assert await client.closed() == b""
+            assert session.close_cause == "malformed answer"
+
+    run(main())
