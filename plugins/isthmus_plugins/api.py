@@ -11,6 +11,7 @@ Verdicts of a request hook (see :class:`RequestHook`):
 :class:`Answer`         do not forward; answer the client with this frame, in its turn
 :class:`Replace`        forward another frame in place of this one
 :class:`Hold`           wait; nothing behind this request on its connection is read until the awaited verdict is there
+:class:`Ask`            ask the broker something else first, as the client: its answer leads to the verdict
 :class:`Close`          close the connection, for a logged reason
 ======================  ===============================================================================================
 """
@@ -219,6 +220,23 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the broker on the client's own connection, so with the client's rights and none of the proxy's.
+
+    Nothing behind the request is read until it has answered; the client sees nothing of it.
+    """
+
+    frame: bytes
+    """A whole request with the correlation id :data:`ASKED_ID`, in a version that all brokers serve."""
+    then: Callable[[bytes], Verdict]
+    """Takes the whole answer frame. Not called where a connection is lost."""
+
+
+ASKED_ID: Final = 0
+"""Correlation id of what the proxy asks itself on a client's connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the client's connection, as a broker does with what it cannot answer."""
 
@@ -227,7 +245,7 @@ class Close:
     """A request without an answer (Produce with acks=0) that is forwarded first: what was not refused of this one."""
 
 
-Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close | None
+Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Ask | Close | None
 
 
 @dataclass(frozen=True, slots=True)

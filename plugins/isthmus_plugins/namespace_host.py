@@ -51,6 +51,8 @@ CODES: Final = {
     ApiKey.ADD_PARTITIONS_TO_TXN: COORDINATOR_LOAD_IN_PROGRESS,
 }
 """What is answered where a plugin fails: what clients try again."""
+CLIENTS_WORDS: Final = "a plugin of the proxy has failed: ask its operator"
+"""What clients are told of it: which one, for which namespace, and why, is told to operators."""
 GUARDED: Final = {
     ResourceType.TOPIC: (ApiKey.PRODUCE, ApiKey.FETCH),
     ResourceType.CONSUMER_GROUP: (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT),
@@ -267,7 +269,7 @@ class NamespaceHost:
             return Close(f"{running.title} failed: {why}")
         code = CODES.get(ApiKey(request.api_key), UNKNOWN_SERVER_ERROR)
         try:
-            return request.refuse(code, f"{running.title} failed: {why}", CAUSE)
+            return request.refuse(code, CLIENTS_WORDS, CAUSE)
         except ValueError:  # nothing in the answer could say so
             return Close(f"{running.title} failed: {why}")
 

@@ -24,7 +24,7 @@ from isthmus_control.commands import Body, Command, ConfigurePlugin, CreateNames
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.api import Answer, Client, Close, Gate, Hold, Replace, Request, ResponseHook, Verdict
+from isthmus_plugins.api import Answer, Ask, Client, Close, Gate, Hold, Replace, Request, ResponseHook, Verdict
 from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, TopicInfo, TopicPartition
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.namespace_plugins import NamespacePlugin
@@ -325,8 +325,11 @@ class Kit:
             now = asyncio.get_running_loop().time()
             request = Request(frame, True, api_key, version, self._correlation_id, now, self._client)
             verdict: Verdict = hook.on_request(request)
-            while isinstance(verdict, Hold):
-                verdict = await verdict.verdict
+            while isinstance(verdict, Hold | Ask):
+                if isinstance(verdict, Hold):
+                    verdict = await verdict.verdict
+                else:
+                    verdict = verdict.then(self.broker.answer(verdict.frame))
             if isinstance(verdict, Close):
                 raise ConnectionClosed(verdict.reason)
             if isinstance(verdict, Answer):

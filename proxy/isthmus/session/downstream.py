@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from isthmus.session.dispatch import PROXY_TIME_EACH
@@ -18,6 +19,7 @@ from isthmus_plugins.api import (
     TAP_BYTES,
     TAP_REQUEST,
     Answer,
+    Ask,
     Close,
     Gate,
     Hold,
@@ -544,7 +546,7 @@ class Downstream(Peer):
         """
         if verdict is None or verdict is NEED_MORE:
             verdict = Replace(frame)
-        if route.tap is not None and not isinstance(verdict, Hold):
+        if route.tap is not None and not isinstance(verdict, Hold | Ask):
             self._note(route, came, frame)
             if len(frame) > TAP_BYTES and route.acks is not None:
                 self._scan(route, correlation_id, came, frame, 0, len(frame))
@@ -555,6 +557,12 @@ class Downstream(Peer):
                 "hold",
                 self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
             )
+            return False
+        if isinstance(verdict, Ask):
+            self._held = True
+            self.hold_reading()
+            told = partial(self._told, verdict, route, correlation_id, acks0, frame, rest, came)
+            self.session.ask(partial(_later, told), verdict.frame)
             return False
         if isinstance(verdict, Close):
             if verdict.forward:
@@ -589,13 +597,41 @@ class Downstream(Peer):
         except Exception as error:
             self.session.hook_failed(route, error)
             return
+        self._go_on_with(verdict, route, correlation_id, acks0, frame, rest, came)
+
+    def _told(
+        self,
+        ask: Ask,
+        route: Route,
+        correlation_id: int,
+        acks0: bool,
+        frame: bytes,
+        rest: bytes,
+        came: float,
+        answer: bytes,
+    ) -> None:
+        """The broker has answered what a hook had it asked."""
+        if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
+            return
+        try:
+            verdict = ask.then(answer)
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return
+        self._go_on_with(verdict, route, correlation_id, acks0, frame, rest, came)
+
+    def _go_on_with(
+        self, verdict: Verdict, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes, came: float
+    ) -> None:
+        """Carry out the verdict on a request that was held. Nothing happens between the two, no fence either."""
         self._held = False
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
             return
-        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+        if self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+            if rest and self.session.state is SERVING:
+                self._take(rest, monotonic())
+        elif not self._held:  # closed
             return
-        if rest and self.session.state is SERVING:
-            self._take(rest, monotonic())
         self.release_reading()
         self.session.answered()
 
@@ -614,6 +650,12 @@ def _drop(verdict: Verdict) -> None:
     """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
     if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
         verdict.verdict.close()
+
+
+def _later(told: Callable[[bytes], None], answer: bytes) -> bytes:
+    """Have an answer looked at when those that have come with it are taken."""
+    asyncio.get_running_loop().call_soon(told, answer)
+    return answer
 
 
 def _ask(frame: bytes) -> bytes:
