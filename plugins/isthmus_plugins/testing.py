@@ -28,7 +28,7 @@ from isthmus_plugins.api import Answer, Ask, Client, Close, Gate, Hold, Replace,
 from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, TopicInfo, TopicPartition
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.namespace_plugins import NamespacePlugin
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import CaptureAllowed, PluginContext
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -233,6 +233,7 @@ class Kit:
         self._client = Client(1, "127.0.0.1", BROKER_ID)
         self._correlation_id = 0
         defaults: dict[str, Any] = {"proxy_name": "kit", "cluster_id": "cluster", "data_directory": None, "clock": time}
+        defaults["capture_allowed"] = CaptureAllowed()
         self.context = cast(
             PluginContext,
             SimpleNamespace(
