@@ -47,8 +47,8 @@ def test_namespaces(admin: AdminClient) -> None:
     made = admin.create_namespace(CreateNamespaceRequest(prefix="orders-"))
     assert (made.prefix, made.state) == ("orders-", "open")
     assert [each.prefix for each in admin.namespaces()] == ["orders-"]
-    altered = admin.alter_namespace("orders-", AlterNamespaceRequest(degrade_after_ms=5))
-    assert altered.degrade_after_ms == 5
+    altered = admin.alter_namespace("orders-", AlterNamespaceRequest(degrade_after_ms=5_000))
+    assert altered.degrade_after_ms == 5_000
     assert admin.namespace("orders-") == altered
     admin.delete_namespace("orders-")
     with pytest.raises(AdminError) as refused:
