@@ -13,6 +13,7 @@ Verdicts of a request hook (see :class:`RequestHook`):
 :class:`Answer`         do not forward; answer the client with this frame, in its turn
 :class:`Replace`        forward another frame in place of this one
 :class:`Hold`           wait; nothing behind this request on its connection is read until the awaited verdict is there
+:class:`Ask`            ask the broker something else first, as the client: its answer leads to the verdict
 :class:`Close`          close the connection, for a logged reason
 ======================  ===============================================================================================
 """
@@ -24,7 +25,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus_protocol.partition_scan import ScannedPartition
 
@@ -225,6 +226,26 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the broker on the client's own connection, so with the client's rights and none of the proxy's.
+
+    Nothing behind the request is read until it has answered; the client sees nothing of it.
+    """
+
+    frame: bytes
+    """A whole request with the correlation id :data:`ASKED_ID`, in a version that all brokers serve."""
+    then: Callable[[Any], Verdict]
+    """Takes what ``read`` made of the answer. Not called where a connection is lost. It is called where the request is
+    decided: on the loop, or about a large one in the other thread (:attr:`RequestHook.pure`)."""
+    read: Callable[[bytes], Any] = bytes
+    """Takes the whole answer frame, and nothing else counts for it: a large one it reads in the other thread."""
+
+
+ASKED_ID: Final = 0
+"""Correlation id of what the proxy asks itself on a client's connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the client's connection, as a broker does with what it cannot answer."""
 
@@ -233,7 +254,9 @@ class Close:
     """A request without an answer (Produce with acks=0) that is forwarded first: what was not refused of this one."""
 
 
-Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE, _NeedMore.WITHOUT_RECORDS] | Answer | Replace | Hold | Close | None
+Verdict: TypeAlias = (
+    Literal[_NeedMore.NEED_MORE, _NeedMore.WITHOUT_RECORDS] | Answer | Replace | Hold | Ask | Close | None
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,16 @@ ANSWER_BYTES_AT_ONCE: Final = 8 * 1024
 _thread: Final = ThreadPoolExecutor(1, "aside")
 
 
+class _Here(threading.local):
+    """What the thread knows, and no other one."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    """For which it works."""
+
+
+_here: Final = _Here()
+
+
 def share_the_interpreter() -> None:
     """Have the loop wait for no thread for long."""
     sys.setswitchinterval(SWITCH_S)
@@ -32,7 +43,25 @@ def share_the_interpreter() -> None:
 
 async def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What ``work`` returns, in its turn. Raises what it raises."""
-    return await asyncio.get_running_loop().run_in_executor(_thread, partial(work, *args, **kwargs))
+    return await _in_thread(partial(work, *args, **kwargs))
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    loop = asyncio.get_running_loop()
+
+    def called() -> T:
+        _here.loop = loop
+        return work()
+
+    return loop.run_in_executor(_thread, called)
+
+
+def on_loop(tell: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Have this called on the loop, wherever a decision is made: at once, or soon if it is made in the thread."""
+    if _here.loop is None:
+        tell(*args, **kwargs)
+    else:
+        _here.loop.call_soon_threadsafe(partial(tell, *args, **kwargs))
 
 
 async def as_asked(request: Request, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,8 +79,10 @@ def answered_by_size(hook: ResponseHook, frame: bytes) -> bytes | Gate:
     return hook(frame) if len(frame) <= ANSWER_BYTES_AT_ONCE else _answered_aside(hook, frame)
 
 
-def _answered_aside(hook: ResponseHook, frame: bytes) -> Gate:
-    work = asyncio.get_running_loop().run_in_executor(_thread, hook, frame)
+def _answered_aside(hook: ResponseHook, frame: bytes) -> bytes | Gate:
+    if _here.loop is not None:  # an answer of the proxy's own, which a hook behind gave in the thread
+        return hook(frame)
+    work = _in_thread(partial(hook, frame))
     gate = Gate().then(lambda _: work.result())  # before the hooks behind this one
     work.add_done_callback(lambda _: gate.open(frame))
     return gate

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import zip_longest
+from typing import Any
 
 from isthmus_plugins.api import (
     NEED_MORE,
     WITHOUT_RECORDS,
     Answer,
+    Ask,
     Close,
     Hold,
     Leave,
@@ -96,12 +99,22 @@ def _then(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
     if isinstance(verdict, Hold):
         # The request is valid during the call only.
         return Hold(_held(verdict, hooks, _with_frame(request, request.frame)))
+    if isinstance(verdict, Ask):
+        return replace(verdict, then=partial(_asked, verdict, hooks, _with_frame(request, request.frame)))
     return verdict
 
 
 async def _held(hold: Hold, hooks: Hooks, request: Request) -> Verdict:
-    verdict = await hold.verdict
-    return await as_asked(request, Chain(hooks), request) if verdict is None else _then(verdict, hooks, request)
+    return await as_asked(request, _at_last, await hold.verdict, hooks, request)
+
+
+def _asked(ask: Ask, hooks: Hooks, request: Request, told: Any) -> Verdict:
+    return _at_last(ask.then(told), hooks, request)
+
+
+def _at_last(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
+    """What becomes of a request whose hook has come to ``verdict`` after it waited."""
+    return Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
 
 
 def _behind(first: Replace, then: Verdict) -> Verdict:
@@ -114,6 +127,8 @@ def _behind(first: Replace, then: Verdict) -> Verdict:
         return Answer(passed_on(first.on_response, then.frame), then.cause)
     if isinstance(then, Hold):
         return Hold(_behind_held(first, then))
+    if isinstance(then, Ask):
+        return replace(then, then=lambda told: _behind(first, then.then(told)))
     return then if isinstance(then, Close) else first
 
 

@@ -81,6 +81,16 @@ class Clock(Protocol):
         """Seconds since 1970 by the wall clock, which may be wrong or set back: for what people are shown."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureAllowed:
+    """What settings of captures may name (``[capture]``)."""
+
+    files_directory: Path | None = None
+    """Where files of clients are; None: nowhere."""
+    servers: frozenset[str] = frozenset()
+    """host:port of brokers."""
+
+
 class PluginContext(Protocol):
     """The process, as a plugin sees it."""
 
@@ -100,6 +110,9 @@ class PluginContext(Protocol):
 
     offsets_keyring_file: Path | None
     """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
+
+    capture_allowed: CaptureAllowed
+    """``[capture]``."""
 
     partition_metrics: bool
     """Whether metrics have series for each partition (``[replication] partition_metrics``)."""

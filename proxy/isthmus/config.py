@@ -398,6 +398,13 @@ class DataSection(Section):
     """Status warns where its files take more."""
 
 
+class CaptureSection(Section):
+    files_directory: FilePath | None = None
+    """Where files of clients are that settings of captures may name (``kafka_client_file``). None: nowhere."""
+    servers_allowed: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """host:port of brokers that settings of captures may name (``kafka_servers``)."""
+
+
 class ReplicationSection(Section):
     offsets_keyring_file: FilePath | None = None
     """Keys of groups' offsets (``isthmus offsets keygen``), read again whenever it changes: on the source those to
@@ -421,6 +428,7 @@ class ProxyConfig(Section):
     """None: other clusters cannot connect to this proxy; it can still connect to them."""
     admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
     data: DataSection = Field(default_factory=DataSection)
+    capture: CaptureSection = Field(default_factory=CaptureSection)
     replication: ReplicationSection = Field(default_factory=ReplicationSection)
     plugins: PluginsSection = Field(default_factory=PluginsSection)
     _source: str = PrivateAttr("configuration")
@@ -539,6 +547,7 @@ def _section_at(location: list[str]) -> type[BaseModel]:
         "link_listener": LinkListenerSection,
         "admin_listener": AdminListenerSection,
         "data": DataSection,
+        "capture": CaptureSection,
         "replication": ReplicationSection,
         "plugins": PluginsSection,
     }

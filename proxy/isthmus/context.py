@@ -22,7 +22,7 @@ from isthmus_plugins import clock
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.observers import LinkObservers
-from isthmus_plugins.process import AnchorsApi, Clock, LinkListenerSpec
+from isthmus_plugins.process import AnchorsApi, CaptureAllowed, Clock, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
 
 
@@ -76,6 +76,7 @@ class Context:
         link_client_tls: ssl.SSLContext | None,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
+        capture_allowed: CaptureAllowed,
         partition_metrics: bool,
         supervision: Supervision,
     ) -> None:
@@ -88,6 +89,7 @@ class Context:
         self.link_client_tls = link_client_tls
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
+        self.capture_allowed = capture_allowed
         self.partition_metrics = partition_metrics
         self.supervision = supervision
         self.link_listener: LinkListenerSpec | None = None

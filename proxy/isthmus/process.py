@@ -52,7 +52,7 @@ from isthmus_plugins.api import RequestHook
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.namespace_host import NamespaceHost
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import CaptureAllowed, PluginContext
 from isthmus_plugins.tasks import Supervision
 
 log = logging.getLogger("isthmus.process")
@@ -253,6 +253,7 @@ class Process:
             link_dial_tls(config),
             config.data.directory,
             config.replication.offsets_keyring_file,
+            CaptureAllowed(config.capture.files_directory, frozenset(config.capture.servers_allowed)),
             config.replication.partition_metrics,
             self._supervision,
         )

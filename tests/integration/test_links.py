@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from support.kafka import unique
 from support.links import Linked, Side, linked, until
 
+from isthmus.client import AdminClient, AdminError, Attach, CreateLink
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
 from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
@@ -328,6 +329,25 @@ def test_create_list_describe_delete(link: Linked) -> None:
     link.a.proxy.cli("link", "delete", name)
     for side in (link.a, link.b):
         assert name not in {each["link_name"] for each in side.proxy.get("/v1/links")["items"]}
+
+
+def test_a_program_makes_and_uses_a_link(link: Linked) -> None:
+    name, prefix = unique("program"), unique("program-") + "-"
+    assert link.a.proxy.link_address is not None
+    with AdminClient(link.b.proxy.url) as admin:
+        assert admin.create_link(CreateLink(link_name=name, remote=link.a.proxy.link_address)).dials
+        admin.attach(name, Attach(local=prefix, remote=prefix, role="follower"))
+        assert [each.local for each in admin.wait_for_link(name, "Following", 30).mappings] == [prefix]
+        link.a.create_topic(prefix + "t")
+        link.a.produce(prefix + "t", [b"x"])
+        link.wait_end(prefix + "t", 1)
+        assert admin.verify(name).equal
+        with pytest.raises(AdminError) as refused:
+            admin.create_link(CreateLink(link_name=name, remote=link.a.proxy.link_address))
+        assert refused.value.code == "ALREADY_EXISTS"
+        admin.detach(name, prefix)
+        admin.delete_link(name)
+        assert name not in [each.link_name for each in admin.links()]
 
 
 def test_half_a_link_is_healed_by_creating_it_again(link: Linked) -> None:

@@ -43,7 +43,7 @@ from isthmus_plugins.cluster import (
     TransactionMarkers,
 )
 from isthmus_plugins.observers import LinkObservers
-from isthmus_plugins.process import LinkListenerSpec
+from isthmus_plugins.process import CaptureAllowed, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.records import whole_header
 from support.fake_acls import FakeAcls
@@ -822,6 +822,7 @@ class FakeContext:
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
         self.data_directory: Path | None = None
+        self.capture_allowed = CaptureAllowed()
         self.offsets_keyring_file: Path | None = None
         self.partition_metrics = True
         self.link_observers = LinkObservers()

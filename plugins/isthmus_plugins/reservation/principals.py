@@ -31,6 +31,7 @@ from isthmus_plugins.aside import answered_as_asked, as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.reservation.telling import Refusals, Telling
 from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol.bodies import error_code
@@ -43,7 +44,7 @@ from isthmus_protocol.messages import (
     encode_request,
     encode_response,
 )
-from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
+from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse_all
 from isthmus_protocol.schema import ApiKey
 
 CHANGES: Final = (
@@ -69,6 +70,7 @@ class PrincipalReservations:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._lookup: Lookup = context.control.state.lookup
+        self._refusals = Refusals(context, self._without_lease)
 
     def hooks(self) -> Sequence[RequestHook]:
         return [RequestHook(api, self.on_change, whole=True, pure=True) for api in CHANGES]
@@ -85,13 +87,13 @@ class PrincipalReservations:
         head, payload = decode_request(request.frame)
         if request.api_key == ApiKey.DELETE_ACLS:
             return Hold(self._deletion(request, head, payload))
-        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
+        return self._refusals.verdict(request, head, payload, self._decide, CAUSE)
 
-    def _decide(self, part: Part) -> Refusal | None:
+    def _decide(self, part: Part) -> Telling | None:
         for principal in _principals(part):
-            refusal = self._reserved(principal)
-            if refusal is not None:
-                return refusal
+            reservation = self._lookup.reservation(ResourceType.PRINCIPAL, principal)
+            if reservation is not None:
+                return Telling.of(principal, reservation, POLICY_VIOLATION)
         return None
 
     def _reserved(self, principal: str) -> Refusal | None:

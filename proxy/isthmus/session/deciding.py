@@ -4,17 +4,20 @@ Requests of up to :data:`ELEMENTS_AT_ONCE` elements are decided on the loop, as 
 there, which costs no more than that, and begun again in the thread, where all hooks of its API may be asked there
 (``RequestHook.pure``). Others wait for their turn.
 
-What was decided may have become wrong meanwhile. So a write is decided anew if a fence has begun since, which is how
-reservations and roles come into force, or if the proxy's lease has ended: what passes both is forwarded in one step of
-the loop with this look, as what the loop decides.
+What was decided may have become wrong while a request was held, whatever it waited for: the thread, the broker that a
+hook had asked (``Ask``), or what else a hook awaits (``Hold``). So a write is decided anew, by all hooks, if a fence
+has begun since, which is how reservations and roles come into force, or if the proxy's lease has ended: what passes
+both is forwarded in one step of the loop with this look, as what the loop decides at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from isthmus_plugins.api import Hold, Request, Verdict
+from isthmus_plugins.api import Ask, Hold, Request, Verdict
 from isthmus_plugins.aside import aside
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.elements import TooManyElements, at_most
@@ -28,8 +31,17 @@ BYTES_AT_ONCE: Final = 64 * 1024
 """A request with more is not begun on the loop: one name of megabytes is few elements, and takes as long."""
 
 
+class Since(NamedTuple):
+    """When a decision was begun."""
+
+    fences: int
+    """That had begun by then."""
+    vouched: bool
+    """Whether the lease ran."""
+
+
 class Deciding:
-    """What decides about requests of many elements."""
+    """What decides about requests of many elements, and which decisions still count."""
 
     def __init__(self, elements_max: int, vouches_until: Callable[[], float]) -> None:
         """``elements_max``: of one request. ``vouches_until``: the end of the proxy's lease, in monotonic seconds."""
@@ -40,6 +52,14 @@ class Deciding:
     def fence_begins(self) -> None:
         """What was not forwarded before now is decided by the state of now."""
         self._fences += 1
+
+    def since(self) -> Since:
+        """For what is decided now."""
+        return Since(self._fences, monotonic() <= self._vouches_until())
+
+    def overtaken(self, since: Since) -> bool:
+        """Whether what was decided then may not count any more."""
+        return self._fences != since.fences or (since.vouched and monotonic() > self._vouches_until())
 
     def ask(self, route: Route, request: Request) -> Verdict:
         """What hooks say of a request of ``elements_max`` at most. Raises what they raise, and TooManyElements."""
@@ -53,12 +73,19 @@ class Deciding:
     async def verdict(self, route: Route, request: Request) -> Verdict:
         """The same, from the thread."""
         request.aside = True
-        while True:
-            fences, request.now = self._fences, monotonic()
-            vouched = request.now <= self._vouches_until()
-            verdict = await aside(self.ask, route, request)
-            while isinstance(verdict, Hold):
-                verdict = await verdict.verdict
-            outdated = self._fences != fences or (vouched and monotonic() > self._vouches_until())
-            if not (route.is_write and outdated):
-                return verdict
+        return await self._from_thread(partial(self.ask, route, request))
+
+    async def _from_thread(self, decide: Callable[[], Verdict]) -> Verdict:
+        verdict = await aside(decide)
+        while isinstance(verdict, Hold):
+            verdict = await verdict.verdict
+        if isinstance(verdict, Ask):
+            then = verdict.then
+            return replace(verdict, then=lambda told: Hold(self._from_thread(partial(then, told))))
+        return verdict
+
+
+async def told_aside(ask: Ask, answer: bytes) -> Verdict:
+    """What a large answer leads to: it is read in the thread."""
+    told: Any = await aside(ask.read, answer)
+    return ask.then(told)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, Since, told_aside
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
@@ -21,6 +23,7 @@ from isthmus_plugins.api import (
     TAP_REQUEST,
     WITHOUT_RECORDS,
     Answer,
+    Ask,
     Close,
     Gate,
     Hold,
@@ -32,6 +35,7 @@ from isthmus_plugins.api import (
     Verdict,
     in_turn,
 )
+from isthmus_plugins.aside import ANSWER_BYTES_AT_ONCE
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.wire import MalformedFrame, NeedMore
@@ -88,6 +92,7 @@ class Downstream(Peer):
         "_routes",
         "_scanning",
         "_session_id",
+        "_since",
         "_upstream",
         "_writing",
         "address",
@@ -106,6 +111,8 @@ class Downstream(Peer):
         self._holds = 1
         """Reasons not to read: connecting, a slow broker or client, too many in flight, a held request."""
         self._held = False
+        self._since = Since(0, vouched=False)
+        """When the decision about the request that is held was begun."""
         self._writing = False
         """What is streaming is a write: it ends where the proxy may not vouch for it any more."""
         self._request: Request | None = None
@@ -384,6 +391,13 @@ class Downstream(Peer):
         cause = "oversized request" if isinstance(error, TooManyElements) else "malformed request"
         self.session.fault(cause, str(error))
 
+    def _undecided(self, route: Route, error: Exception) -> None:
+        """Hooks raised where a request was held."""
+        if isinstance(error, MalformedFrame):
+            self._malformed(error)
+        else:
+            self.session.hook_failed(route, error)
+
     def _requests(self, data: bytes, arrived: float) -> None:
         if self._counted:
             self._uncount()
@@ -532,13 +546,9 @@ class Downstream(Peer):
         except Exception as error:
             self.session.hook_failed(route, error)
             return False
-        if not isinstance(verdict, Answer | Close):
-            _drop(verdict)
-            self.session.close("refused", "what was refused may be written now: the producer sends it again")
-            return False
         route.requests += 1
         route.decoded += 1
-        return self._act(verdict, route, correlation_id, acks0, arrived, frame, rest, arrived)
+        return self._act(_refused_still(verdict), route, correlation_id, acks0, arrived, frame, rest, arrived)
 
     # ---- frames that are kept until they are whole ----
 
@@ -698,19 +708,23 @@ class Downstream(Peer):
         """
         if verdict is None or verdict is NEED_MORE or verdict is WITHOUT_RECORDS:
             verdict = Replace(frame)
-        if route.tap is not None and not isinstance(verdict, Hold):
+        if route.tap is not None and not isinstance(verdict, Hold | Ask):
             self._note(route, came, frame)
             if len(frame) > TAP_BYTES and route.acks is not None:
                 self._scan(route, correlation_id, came, frame, 0, len(frame))
-        if isinstance(verdict, Hold):
-            self._held = True
+        if isinstance(verdict, Hold | Ask):
+            if not self._held:
+                self._held = True
+                self._since = self._gateway.deciding.since()
             self.hold_reading()
             self._counted = len(frame)
             self._gateway.queued_bytes.take(self._counted)
-            self._gateway.tasks.start(
-                "hold",
-                self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
-            )
+            if isinstance(verdict, Hold):
+                held = self._held_until(verdict, route, correlation_id, acks0, frame, rest, came)
+                self._gateway.tasks.start("hold", held)
+            else:
+                told = partial(self._told, verdict, route, correlation_id, acks0, frame, rest, came)
+                self.session.ask(partial(_later, told), verdict.frame)
             return False
         if isinstance(verdict, Close):
             if verdict.forward:
@@ -742,20 +756,58 @@ class Downstream(Peer):
         try:
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
-        except MalformedFrame as error:
-            self._malformed(error)
+        except Exception as error:
+            self._undecided(route, error)
             return
+        self._go_on_with(verdict, route, correlation_id, acks0, frame, rest, came)
+
+    def _told(
+        self,
+        ask: Ask,
+        route: Route,
+        correlation_id: int,
+        acks0: bool,
+        frame: bytes,
+        rest: bytes,
+        came: float,
+        answer: bytes,
+    ) -> None:
+        """The broker has answered what a hook had it asked."""
+        if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
+            return
+        verdict: Verdict
+        try:
+            if len(answer) > ANSWER_BYTES_AT_ONCE:
+                verdict = Hold(told_aside(ask, answer))
+            else:
+                verdict = ask.then(ask.read(answer))
         except Exception as error:
             self.session.hook_failed(route, error)
             return
-        self._held = False
+        self._go_on_with(verdict, route, correlation_id, acks0, frame, rest, came)
+
+    def _go_on_with(
+        self, verdict: Verdict, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes, came: float
+    ) -> None:
+        """Carry out the verdict on a request that was held. Nothing happens between the two, no fence either."""
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
+            self._held = False
             return
+        if not isinstance(verdict, Hold | Ask):
+            self._held = False
+            forwards = not isinstance(verdict, Answer | Close)
+            if forwards and route.is_write and self._gateway.deciding.overtaken(self._since):
+                try:
+                    verdict, _ = self._verdict(route, frame, True, correlation_id, monotonic())
+                except Exception as error:
+                    self._undecided(route, error)
+                    return
         self._uncount()
-        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+        if self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+            if rest and self.session.state is SERVING:
+                self._take(rest, monotonic())
+        elif not self._held:  # closed
             return
-        if rest and self.session.state is SERVING:
-            self._take(rest, monotonic())
         self.release_reading()
         self.session.answered()
 
@@ -774,6 +826,25 @@ def _drop(verdict: Verdict) -> None:
     """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
     if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
         verdict.verdict.close()
+
+
+def _refused_still(verdict: Verdict) -> Verdict:
+    """What becomes of a Produce whose records are gone: it goes back, or nowhere."""
+    if isinstance(verdict, Answer):
+        return verdict
+    if isinstance(verdict, Close):
+        return Close(verdict.reason)
+    if isinstance(verdict, Ask):
+        then = verdict.then
+        return replace(verdict, then=lambda told: _refused_still(then(told)))
+    _drop(verdict)
+    return Close("what was refused may be written now: the producer sends it again")
+
+
+def _later(told: Callable[[bytes], None], answer: bytes) -> bytes:
+    """Have an answer looked at when those that have come with it are taken."""
+    asyncio.get_running_loop().call_soon(told, answer)
+    return answer
 
 
 def _ask(frame: bytes) -> bytes:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import struct
 import threading
 import time
+from typing import Final
 
+import pytest
+from support.reservations import Process, asked, started
 from support.sessions import Front, answer, fronted, id_of, request, run, until
 
 from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
 from isthmus.session.listener import Limits
-from isthmus_plugins.api import Answer, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import answered_as_asked
-from isthmus_protocol.messages import decode_request
+from isthmus_plugins.api import ASKED_ID, Answer, Ask, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked, on_loop
+from isthmus_protocol.error_codes import POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED
+from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame, write_uvarint
 
 VERSION = 5
+QUESTION: Final = request(ASKED_ID, body=b"may it?")
 
 
 def deletion(correlation_id: int, topics: int) -> bytes:
@@ -183,6 +190,133 @@ def test_what_a_fence_or_the_end_of_a_lease_overtakes_is_decided_anew() -> None:
             assert decoding.asked == [2, 2]
 
     run(main())
+
+
+@pytest.mark.parametrize("waits_for", ["what a hook awaits", "the broker"])
+@pytest.mark.parametrize("overtaken_by", ["a fence", "the end of the lease"])
+def test_so_is_a_small_write_that_waited_whatever_for_by_all_hooks(waits_for: str, overtaken_by: str) -> None:
+    async def main() -> None:
+        decoding, waiting = Decoding(), asyncio.Event()
+
+        async def awaited() -> Verdict:
+            await waiting.wait()
+            return None
+
+        def behind(request: Request) -> Verdict:
+            return Hold(awaited()) if waits_for == "what a hook awaits" else Ask(QUESTION, lambda told: None)
+
+        async with fronted(decoding.hook(), RequestHook(ApiKey.DELETE_TOPICS, behind, whole=True)) as front:
+            client, upstream, _ = await front.connect()
+
+            async def goes_on() -> None:
+                if waits_for == "the broker":
+                    assert await upstream.take() == QUESTION
+                    upstream.send(answer(ASKED_ID))
+                waiting.set()
+
+            client.send(first := deletion(1, 1))
+            await goes_on()
+            assert await upstream.take() == first
+            upstream.send(answer(1))
+            await client.take()
+            assert decoding.asked == [1]
+
+            waiting.clear()
+            client.send(deletion(2, 1))
+            await until(lambda: decoding.asked == [1, 2])
+            decoding.verdict = Answer(answer(2, b"reserved"), "test")
+            if overtaken_by == "a fence":
+                await front.gateway.fence()
+            else:
+                front.gateway.vouches_until = lambda: float("-inf")
+            await goes_on()
+            assert await client.take() == answer(2, b"reserved")
+            assert decoding.asked == [1, 2, 2]
+
+    run(main())
+
+
+def test_what_a_hook_asks_the_broker_about_a_large_request_it_goes_on_with_in_the_thread() -> None:
+    async def main() -> None:
+        threads: list[tuple[str, bool]] = []
+
+        def note(what: str) -> None:
+            threads.append((what, threading.current_thread() is threading.main_thread()))
+
+        def on_request(request: Request) -> Verdict:
+            decode_request(request.frame)
+
+            def read(told: bytes) -> bytes:
+                note("read")
+                return told[8:]
+
+            def then(told: bytes) -> Verdict:
+                note("then")
+                on_loop(note, "told")
+                return Answer(answer(request.correlation_id, told[:3]), "test")
+
+            return Ask(QUESTION, then, read)
+
+        async with fronted(RequestHook(ApiKey.DELETE_TOPICS, on_request, whole=True, pure=True)) as front:
+            client, upstream, _ = await front.connect()
+            for correlation_id, topics, told in ((1, 1, b"yes"), (2, 1, b"yes" * 10_000), (3, 5_000, b"yes")):
+                client.send(deletion(correlation_id, topics))
+                assert await upstream.take() == QUESTION
+                upstream.send(answer(ASKED_ID, told))
+                assert await client.take() == answer(correlation_id, b"yes")
+                await until(lambda: len(threads) == 3)
+                small, little = topics == 1, len(told) == 3
+                assert threads == [("read", little), ("then", small), ("told", True)]
+                threads.clear()
+            assert front.gateway.queued_bytes.left == front.gateway.limits.queued_bytes_max
+
+    run(main())
+
+
+def test_an_answer_of_the_proxys_own_is_seen_in_the_thread_by_a_hook_that_refused_a_part() -> None:
+    async def main() -> None:
+        def in_part(request: Request) -> Verdict:
+            decode_request(request.frame)
+            return Replace(bytes(request.frame), answered_as_asked(request, seen))
+
+        def seen(frame: bytes) -> bytes:
+            return answer(id_of(frame, request_frame=False), b"seen")
+
+        def whole(request: Request) -> Verdict:
+            return Answer(answer(request.correlation_id, b"no"), "test")
+
+        hooks = (RequestHook(ApiKey.DELETE_TOPICS, each, whole=True, pure=True) for each in (in_part, whole))
+        async with fronted(*hooks) as front:
+            client, _, session = await front.connect()
+            client.send(deletion(1, 5_000))
+            assert await client.take() == answer(1, b"seen")
+            assert not session.close_cause
+
+    run(main())
+
+
+def test_what_large_requests_are_refused_without_a_word_is_logged_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        process = Process()
+        hooks = started(process).isthmus_request_hooks()
+        process.reserve("closed-")
+        names = [f"closed-{number}" for number in range(5_000)]
+        values = {"topics": [{"name": name} for name in names], "timeout": 1}
+        frame = encode_request(build_request(ApiKey.DELETE_TOPICS, 6, values), 7, None)
+        async with fronted(*hooks) as front:
+            client, upstream, session = await front.connect()
+            client.send(frame)
+            upstream.send(asked(await upstream.take(), describes=names[1:]))
+            _, payload = decode_response(ApiKey.DELETE_TOPICS, 6, await client.take())
+            codes = {topic.name: int(topic.error_code) for topic in payload.responses}  # type: ignore[attr-defined]
+            assert codes == {names[0]: TOPIC_AUTHORIZATION_FAILED, **dict.fromkeys(names[1:], POLICY_VIOLATION)}
+            await until(lambda: "refused without saying why, to who may not describe it" in caplog.messages)
+            assert not session.close_cause
+
+    with caplog.at_level(logging.INFO):
+        run(main())
 
 
 def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:

@@ -6,7 +6,7 @@ import struct
 import uuid
 
 import pytest
-from support.reservations import Process, started
+from support.reservations import EVERYTHING, Process, asked, started
 from support.sessions import answer, fronted, id_of, produce, request, run, settled, stalled, until
 
 from isthmus.session.refused_produce import RefusedProduce
@@ -66,10 +66,13 @@ def test_it_is_answered_in_its_turn_and_nothing_is_kept() -> None:
             client, upstream, session = await front.connect()
             client.send(request(1), frame := produce(2, topic="closed-x", records=RECORDS), request(3))
             assert id_of(await upstream.take()) == 1
+            question = await upstream.take()
+            assert _kept(session) == 0
+            upstream.send(answer(1), asked(question, EVERYTHING))
             assert id_of(await upstream.take()) == 3
             assert front.gateway.queued_bytes.left == most
             assert _kept(session) == 0
-            upstream.send(answer(1), answer(3))
+            upstream.send(answer(3))
             assert await client.take() == answer(1)
             answered = await client.take()
             _, payload = decode_response(ApiKey.PRODUCE, 9, answered)
@@ -82,6 +85,7 @@ def test_it_is_answered_in_its_turn_and_nothing_is_kept() -> None:
             await stalled(front)
             assert _kept(session) == 0
             client.send(frame[len(frame) // 2 :], request(4))
+            upstream.send(asked(await upstream.take(), describes=()))
             assert id_of(await client.take(), request_frame=False) == 2
             assert id_of(await upstream.take()) == 4
 
@@ -118,6 +122,24 @@ def test_what_may_be_written_after_all_is_sent_again_by_the_producer() -> None:
             assert await client.closed() == b""
             assert session.close_cause == "refused"
             await until(lambda: not front.gateway.sessions)
+
+    run(main())
+
+
+def test_what_may_be_written_when_the_broker_has_said_who_may_know_is_sent_again_too() -> None:
+    async def main() -> None:
+        process = Process()
+        hooks = started(process).isthmus_request_hooks()
+        process.reserve("closed-")
+        async with fronted(*hooks) as front:
+            client, upstream, session = await front.connect()
+            client.send(produce(2, topic="closed-x", records=RECORDS))
+            question = await upstream.take()
+            process.do(c.AlterNamespace(ResourceType.TOPIC, "closed-", False))
+            upstream.send(asked(question, EVERYTHING))
+            assert await upstream.closed() == b"", "a request without its records is forwarded to nobody"
+            assert await client.closed() == b""
+            assert session.close_cause == "refused"
 
     run(main())
 
