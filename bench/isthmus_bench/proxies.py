@@ -77,6 +77,8 @@ class ProxyProcess:
             "admin_listener": {"bind": f"{HOST}:{admin}", "loopback_without_authentication": True},
             "data": {"directory": str(self.directory / f"{name}-data")},
         }
+        if EARLIER_VERSION not in (environment or {}):
+            tables["link"] = {"require_encryption": True}
         if broker_id is not None:
             tables["cluster"]["broker_id"] = broker_id
         for table, settings in (extra or {}).items():

@@ -568,6 +568,8 @@ class LinkStatus(_Model):
     state: str
     reason: str | None = None
     message: str | None = None
+    encryption: Literal["tls", "frames", "none"] | None = None
+    """What protects this proxy's connections of the link, the least protected of them; None: there is none now."""
     last_heard_seconds: float | None = None
     """Time since the peer cluster was last heard; None: never, since this proxy started."""
     mappings: list[MappingStatus] = []

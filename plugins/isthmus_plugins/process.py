@@ -92,6 +92,9 @@ class PluginContext(Protocol):
     control: ControlApi
     link_listener: LinkListenerSpec | None
     link_client_tls: ssl.SSLContext | None
+    require_link_encryption: bool
+    """Whether no link connection goes on in the clear (``[link] require_encryption``)."""
+
     fronted_brokers: frozenset[int] | None
     """None: every broker of the cluster."""
 

@@ -17,6 +17,8 @@ flow from the leader end of a namespace to its follower end, whoever dialled.
                                  STOPPED         a stream ended, with the reason
                                  HEARTBEAT       nothing said for a while
                                  PIECE           a part of a large frame (:mod:`isthmus_protocol.link_pieces`)
+                                 SEALED          all of these and WELCOME, where both ends know how to encrypt frames
+                                                 and one at least has no TLS (:mod:`isthmus_protocol.link_cipher`)
 
 A frame is a 4-byte size (of what follows), a 1-byte type and a body. ``HELLO`` states the versions that the dialler
 speaks; the acceptor chooses. The keys are X25519 public keys: a link's secret is agreed on, never sent.
@@ -63,6 +65,7 @@ class MessageType(IntEnum):
     STOPPED = 20
     HEARTBEAT = 21
     PIECE = 22
+    SEALED = 23
 
 
 TYPES: Final = {int(each): each for each in MessageType}
@@ -137,7 +140,7 @@ def decode_json(body: memoryview) -> dict[str, Any]:
     """The body of a frame with a JSON object. Raises MalformedFrame."""
     try:
         value = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedFrame(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise MalformedFrame("not a JSON object")
@@ -161,9 +164,9 @@ class Splitter:
         """Bytes of that frame, once its head is there."""
         self._frame_bytes_max = HANDSHAKE_BYTES_MAX
 
-    def authenticated(self) -> None:
-        """The handshake is over: frames may be large."""
-        self._frame_bytes_max = FRAME_BYTES_MAX
+    def authenticated(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        """The peer has proved who it is: frames may be large."""
+        self._frame_bytes_max = frame_bytes_max
 
     def feed(self, chunk: bytes) -> Iterator[tuple[MessageType, memoryview]]:
         """The frames that ``chunk`` completes, as type and body. Raises MalformedFrame."""

@@ -13,6 +13,8 @@
     [link_listener]
     bind = "0.0.0.0:19192"
     advertised = "proxy-1.example.org:19192"
+    [link]
+    require_encryption = true                    # no link in the clear with proxies of older versions
     [admin_listener]
     bind = "127.0.0.1:28080"
     unix_socket = "/run/isthmus/admin.sock"      # who may open it may do everything
@@ -359,6 +361,17 @@ class LinkListenerSection(Section):
         return self.advertised or Address(self.bind.host, port)
 
 
+class LinkSection(Section):
+    require_encryption: bool = False
+    """Whether connections that neither TLS nor their ends encrypt are refused: those with proxies of older versions."""
+    tls_cafile: FilePath | None = None
+    """Who signs the certificates of the link listeners that this proxy dials: they have TLS. None: as
+    ``[link_listener]`` has it."""
+    tls_certfile: FilePath | None = None
+    """What this proxy shows them, where they ask for a certificate."""
+    tls_keyfile: FilePath | None = None
+
+
 class AdminListenerSection(Section):
     bind: Bind = Address("127.0.0.1", 28080)
     """REST, metrics, health. Without one of the keys below, it answers nobody anything but ``/health``."""
@@ -411,6 +424,7 @@ class ProxyConfig(Section):
     client_listener: ClientListenerSection
     link_listener: LinkListenerSection | None = None
     """None: other clusters cannot connect to this proxy; it can still connect to them."""
+    link: LinkSection = Field(default_factory=LinkSection)
     admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
     data: DataSection = Field(default_factory=DataSection)
     replication: ReplicationSection = Field(default_factory=ReplicationSection)
@@ -529,6 +543,7 @@ def _section_at(location: list[str]) -> type[BaseModel]:
         "cluster": ClusterSection,
         "client_listener": ClientListenerSection,
         "link_listener": LinkListenerSection,
+        "link": LinkSection,
         "admin_listener": AdminListenerSection,
         "data": DataSection,
         "replication": ReplicationSection,
@@ -645,6 +660,11 @@ def _listener_rules(config: ProxyConfig) -> Iterator[Problem]:
         for name in ("tls_keyfile", "tls_cafile"):
             if getattr(links, name) is not None and links.tls_certfile is None:
                 yield _certificate_missing("link_listener", "tls_certfile", name)
+    if config.link.tls_keyfile is not None and config.link.tls_certfile is None:
+        yield _certificate_missing("link", "tls_certfile", "tls_keyfile")
+    if config.link.tls_certfile is not None and config.link.tls_cafile is None:
+        fix = "add tls_cafile below [link], or remove tls_certfile"
+        yield Problem("link.tls_cafile", "nothing beside tls_certfile", "the path of certificates (PEM)", fix)
     seen: dict[Address, str] = {}
     for key, bind in binds.items():
         if bind.port and bind in seen:

@@ -74,6 +74,7 @@ class Context:
         link_section: LinkListenerSection | None,
         link_server_tls: ssl.SSLContext | None,
         link_client_tls: ssl.SSLContext | None,
+        require_link_encryption: bool,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
         partition_metrics: bool,
@@ -86,6 +87,7 @@ class Context:
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls
+        self.require_link_encryption = require_link_encryption
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
         self.partition_metrics = partition_metrics

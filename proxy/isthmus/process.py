@@ -247,6 +247,7 @@ class Process:
             config.link_listener,
             link_listener_tls(config),
             link_dial_tls(config),
+            config.link.require_encryption,
             config.data.directory,
             config.replication.offsets_keyring_file,
             config.replication.partition_metrics,

@@ -43,6 +43,7 @@ ADVICE: Final = {
     "PEER_SILENT": "The connection stands and nothing comes: the other proxy or the network stands still.",
     "NOT_CONNECTED_YET": "A proxy was started, or a partition resumed. If it stays so, the next reason says why.",
     "PEER_VERSION_UNSUPPORTED": "Upgrade the older side.",
+    "NOT_ENCRYPTED": "Upgrade the older side, or give both link listeners TLS.",
     "PEER_IS_ANOTHER_CLUSTER": "The remote address leads to another cluster than the link was made with: correct it.",
     "PEER_HAS_NO_SUCH_LINK": "The link was deleted there: delete it here, or create it again.",
     "NO_LOCAL_LEADER": "The partition has no leader in this cluster: see its brokers.",

@@ -821,6 +821,7 @@ class FakeContext:
         self.control = control
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
+        self.require_link_encryption = False
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
         self.partition_metrics = True

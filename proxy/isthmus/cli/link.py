@@ -627,6 +627,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("remote cluster", link["remote_cluster_id"]),
             ("remote", link["remote"]),
             ("peer heard", heard(link)),
+            ("encryption", link["encryption"]),
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),

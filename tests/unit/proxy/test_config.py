@@ -445,6 +445,18 @@ def test_certificates_are_loaded(tmp_path: Path) -> None:
     assert made == [None] * 5
 
 
+def test_a_proxy_without_a_link_listener_dials_over_tls_and_trusts_whom_it_is_told_to(tmp_path: Path) -> None:
+    Authority(tmp_path).issue("proxy")
+    text = MINIMAL + '[link]\ntls_cafile = "ca.pem"\n'
+    dial = link_dial_tls(parse(text, tmp_path))
+    assert dial is not None
+    assert (dial.verify_mode, dial.check_hostname, len(dial.get_ca_certs())) == (ssl.CERT_REQUIRED, True, 1)
+    assert link_dial_tls(parse(text + 'tls_certfile = "proxy.pem"\ntls_keyfile = "proxy.key"\n', tmp_path)) is not None
+    for alone, key in (("tls_keyfile", "link.tls_certfile"), ("tls_certfile", "link.tls_cafile")):
+        with pytest.raises(ConfigError, match=rf"{key}: .*nothing beside {alone}"):
+            parse(MINIMAL + f'[link]\n{alone} = "proxy.pem"\n', tmp_path)
+
+
 @pytest.mark.parametrize(
     ("certfile", "keyfile", "key", "found"),
     [

@@ -26,9 +26,10 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import features, reasons
 from isthmus_plugins.replication.link.call_codec import A, Answering, MalformedCall, Question, answer_to, to_wire
 from isthmus_plugins.replication.link.congestion import CongestionControl, keep_little_unsent
+from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.outgoing import Outgoing
 from isthmus_plugins.tasks import Supervision, Tasks
-from isthmus_protocol import link
+from isthmus_protocol import link, link_cipher
 from isthmus_protocol.link import MessageType
 from isthmus_protocol.link_pieces import PIECE_BYTES, Reassembly
 from isthmus_protocol.wire import MalformedFrame
@@ -126,8 +127,9 @@ class LinkConnection(asyncio.Protocol):
     """One end of a connection between two proxies.
 
     ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` looks at what a peer
-    said of itself whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake
-    is over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
+    said of itself whose proof holds, and at what protects the connection; either may raise :class:`LinkRejected`.
+    ``on_ready`` is called when the handshake is over, before anything else is taken: it sets handlers and receiver.
+    ``ready`` resolves then, too.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class LinkConnection(asyncio.Protocol):
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
         accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
-        approve: Callable[[dict[str, Any]], None] | None = None,
+        approve: Callable[[dict[str, Any], Protection], None] | None = None,
         identity: Mapping[str, Any] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
         on_made: Callable[[LinkConnection], None] | None = None,
@@ -151,6 +153,8 @@ class LinkConnection(asyncio.Protocol):
         self.peer: dict[str, Any] = {}
         """What the peer said of itself: HELLO or CHALLENGE, verified by its proof."""
         self.purpose = ""
+        self.protection = Protection.NONE
+        """Known once the peer has proved what it said."""
         self.last_heard = self._clock.monotonic()
         self.lost = False
         self.lost_reason = ""
@@ -177,6 +181,10 @@ class LinkConnection(asyncio.Protocol):
         self._hello: dict[str, Any] = dict(hello or {})
         self._challenge: dict[str, Any] = {}
         self._splitter = link.Splitter()
+        self._cipher: link_cipher.FrameCipher | None = None
+        """All that is written and read goes through it, once it is there."""
+        self._opened = link.Splitter()
+        """Of the bytes that were encrypted."""
         self._reassembly = Reassembly()
         self._tasks = Tasks("link-connection", supervision)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -205,7 +213,7 @@ class LinkConnection(asyncio.Protocol):
         secret: bytes,
         identity: Mapping[str, Any],
         tls: ssl.SSLContext | None = None,
-        approve: Callable[[dict[str, Any]], None] | None = None,
+        approve: Callable[[dict[str, Any], Protection], None] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
     ) -> LinkConnection:
         """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
@@ -241,6 +249,7 @@ class LinkConnection(asyncio.Protocol):
         self.keep_steady = CongestionControl(connected).keep_steady
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out)
+        self._identity["tls"] = transport.get_extra_info("ssl_object") is not None
         if self.dialled:
             self._hello |= {
                 **self._identity,
@@ -293,7 +302,7 @@ class LinkConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         while not self._disconnected.is_set() and (parts := self._outgoing.take()):
-            self._transport.writelines(parts)
+            self._to_line(parts)
         self._outgoing, self._reassembly = Outgoing(), Reassembly()
         self._transport.close()
         # A peer that is stuck takes nothing more: what is queued for it must not stay in memory.
@@ -312,7 +321,7 @@ class LinkConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_heard = self._clock.monotonic()
         try:
-            for kind, body in self._splitter.feed(data):
+            for kind, body in self._frames(data):
                 if self.lost:
                     return
                 self._take(kind, body)
@@ -326,6 +335,14 @@ class LinkConnection(asyncio.Protocol):
             )
             self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
             self._fail(error)
+
+    def _frames(self, data: bytes) -> Iterator[tuple[MessageType, memoryview]]:
+        """The frames that ``data`` completes, decrypted from the first on that is encrypted. Raises MalformedFrame."""
+        for kind, body in self._splitter.feed(data):
+            if self._cipher is None or (kind is MessageType.REJECT and not self.ready.done()):
+                yield kind, body  # who is rejected for its proof has no key in common with the peer
+            else:
+                yield from self._opened.feed(self._cipher.open(kind, body))
 
     def _take(self, kind: MessageType, body: memoryview) -> None:
         if not self.ready.done():
@@ -386,7 +403,11 @@ class LinkConnection(asyncio.Protocol):
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         self._last_sent = self._clock.monotonic()
-        self._transport.writelines(parts)
+        self._to_line(parts)
+
+    def _to_line(self, parts: Sequence[bytes | memoryview]) -> None:
+        """The one place from which bytes go out."""
+        self._transport.writelines(parts if self._cipher is None else self._cipher.seal(parts))
 
     def _write_on(self) -> None:
         """Write what waits, as far as the transport takes it. What was gathered comes before."""
@@ -443,15 +464,17 @@ class LinkConnection(asyncio.Protocol):
             if not self._proof_holds("acceptor", words, said):
                 self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
                 return
+            self.protection = self._agreed_protection(said)
             try:
                 if self._approve is not None:
-                    self._approve(said)
+                    self._approve(said, self.protection)
             except LinkRejected as error:
                 self._fail(error)
                 return
             self.send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
+            self._protect(said, words)
         elif self.dialled and kind is MessageType.WELCOME and self._challenge:
-            self._handshake_done(self._challenge | said)
+            self._handshake_done(self._challenge)
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
@@ -459,8 +482,10 @@ class LinkConnection(asyncio.Protocol):
             words = link.transcript(self._hello, self._challenge)
             if not self._proof_holds("dialler", words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
+            self.protection = self._agreed_protection(self._hello)
+            self._protect(self._hello, words)
             if self._approve is not None:
-                self._approve(self._hello)
+                self._approve(self._hello, self.protection)
             self.send(link.encode_json(MessageType.WELCOME, {}))
             self._handshake_done(self._hello)
         else:
@@ -469,6 +494,30 @@ class LinkConnection(asyncio.Protocol):
     def _proof_holds(self, side: str, words: bytes, said: dict[str, Any]) -> bool:
         given = str(said.get("proof", ""))
         return given.isascii() and link.proof_holds(self._secret, side, words, given)
+
+    def _agreed_protection(self, peer: Mapping[str, Any]) -> Protection:
+        """What both ends have said that they can, which their proofs cover: nobody in between has them do without."""
+        if self._identity["tls"] and peer.get("tls") is True:
+            return Protection.TLS
+        if features.ENCRYPTED_FRAMES in features.known_by(self._identity) & features.known_by(peer):
+            return Protection.FRAMES
+        return Protection.TLS if self._identity["tls"] else Protection.NONE
+
+    def _protect(self, peer: Mapping[str, Any], words: bytes) -> None:
+        """From here on, both ends encrypt what they write, if they agreed to."""
+        if self.protection is not Protection.FRAMES:
+            self._splitter.authenticated()
+            return
+        self._cipher = link_cipher.FrameCipher(self._shared(peer), self._secret, words, dialled=self.dialled)
+        self._splitter.authenticated(link_cipher.FRAME_BYTES_MAX)
+        self._opened.authenticated()
+
+    def _shared(self, peer: Mapping[str, Any]) -> bytes:
+        """What only the two ends can know of their X25519 keys. Raises MalformedFrame."""
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(peer["key"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedFrame("a key that is none") from error
 
     def _challenge_for(self, hello: dict[str, Any]) -> None:
         assert self._accept is not None
@@ -502,7 +551,6 @@ class LinkConnection(asyncio.Protocol):
         self.peer = peer
         self._outgoing.cuts = features.PIECES in self.peer_features
         self.purpose = str(self._hello.get("purpose", ""))
-        self._splitter.authenticated()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
@@ -513,7 +561,7 @@ class LinkConnection(asyncio.Protocol):
 
     def agreed_secret(self, purpose: str) -> bytes:
         """32 bytes that only the two ends of this connection know, the same at both; they never crossed the wire."""
-        shared = self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.peer["key"])))
+        shared = self._shared(self.peer)
         salt = bytes.fromhex(self._hello["nonce"]) + bytes.fromhex(self._challenge["nonce"])
         return HKDF(hashes.SHA256(), 32, salt, purpose.encode()).derive(shared)
 

@@ -34,6 +34,7 @@ from isthmus_plugins.replication.link.connection import (
     PeerSilent,
     Receiver,
 )
+from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.part import NotJoined, Part, not_joined
 from isthmus_plugins.tasks import Tasks
 
@@ -164,7 +165,7 @@ class LinkPeers(Part):
             for connection in list(peer.connections.values()):
                 connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
                 try:
-                    self._check_features(link, connection.peer)
+                    self._check_features(link, connection.peer, connection.protection)
                 except LinkRejected as error:
                     connection.close(error.message)
             if link.dials:
@@ -184,6 +185,11 @@ class LinkPeers(Part):
         state, since = self._states.get(link_name), self._clock.monotonic() - BEHIND_S
         found = [] if state is None else [message for message, at in state.behind.values() if at > since]
         return "; ".join(sorted(found)) or None
+
+    def protection(self, link_name: str) -> tuple[Protection, LinkConnection] | None:
+        """What protects the link's connections, and the one that is protected least; None: there is none."""
+        found = [(connection.protection, connection) for connection in self.connections(link_name)]
+        return max(found, key=lambda each: list(Protection).index(each[0]), default=None)
 
     def connections(self, link_name: str) -> list[LinkConnection]:
         """The live connections of a link, in the order of their peers' names: the same first one until it goes."""
@@ -238,9 +244,9 @@ class LinkPeers(Part):
         host, _, port = address.rpartition(":")
         already: list[LinkConnection] = []
 
-        def approve(peer: dict[str, Any]) -> None:
+        def approve(peer: dict[str, Any], protection: Protection) -> None:
             self._check_cluster(link, peer)
-            self._check_features(link, peer)
+            self._check_features(link, peer, protection)
             known = state.connections.get(str(peer.get("proxy")))
             if known is not None and not known.lost and known.peer.get("incarnation") == peer.get("incarnation"):
                 already.append(known)
@@ -338,11 +344,13 @@ class LinkPeers(Part):
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
 
-    def _approve(self, hello: dict[str, Any]) -> None:
+    def _approve(self, hello: dict[str, Any], protection: Protection) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
+        if hello.get("purpose") == PURPOSE_CREATE:
+            self.check_protection(hello, protection)
         for link in self._context.control.state.links.values():
             if hello.get("purpose") == PURPOSE_LINK and link.link_id == hello.get("link_id"):
-                self._check_features(link, hello)
+                self._check_features(link, hello, protection)
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
@@ -388,16 +396,26 @@ class LinkPeers(Part):
                 f"the peer is of cluster {peer.get('cluster_id')}, the link goes to {link.remote_cluster_id}",
             )
 
+    def check_protection(self, peer: Mapping[str, Any], protection: Protection) -> None:
+        """Nothing need be said in the clear over this connection, where that is configured. Raises LinkRejected."""
+        if (missing := self._unprotected(peer, protection)) is not None:
+            raise LinkRejected("UNSUPPORTED_VERSION", missing)
+
+    def _unprotected(self, peer: Mapping[str, Any], protection: Protection) -> str | None:
+        if protection is not Protection.NONE or not self._context.require_link_encryption:
+            return None
+        return features.in_the_clear(peer.get("proxy"), refused=True)
+
     def _check_may_go_on(self, link: Link) -> None:
         """This proxy knows all that its control log says of the link. Raises LinkRejected."""
         stopped = self._context.control.state.lookup.stopped.get(link.name)
         if stopped is not None:
             raise LinkRejected(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
 
-    def _check_features(self, link: Link, peer: Mapping[str, Any]) -> None:
+    def _check_features(self, link: Link, peer: Mapping[str, Any], protection: Protection) -> None:
         """The link may go on here, and the peer knows what it needs. Raises LinkRejected."""
         self._check_may_go_on(link)
-        missing = features.missing(link, peer)
+        missing = features.missing(link, peer) or self._unprotected(peer, protection)
         behind = self._states.setdefault(link.name, PeerState()).behind
         if missing is None:
             behind.pop(str(peer.get("proxy")), None)

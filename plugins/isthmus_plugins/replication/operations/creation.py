@@ -14,7 +14,7 @@ from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
 from isthmus_plugins import links
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link import calls, features
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.operations.commands import LinkCommands
@@ -61,7 +61,12 @@ class LinkCreation:
                 supervision=self._context.supervision,
                 hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
                 secret=(request.token or "").encode(),
-                identity={"cluster_id": self._context.cluster_id, "proxy": self._context.proxy_name},
+                identity={
+                    "cluster_id": self._context.cluster_id,
+                    "proxy": self._context.proxy_name,
+                    "features": list(features.FEATURES),
+                },
+                approve=self._peers.check_protection,
                 tls=self._context.link_client_tls,
             )
         except (OSError, TimeoutError, LinkLost) as error:
