@@ -42,7 +42,8 @@ class ProxyProcess:
     Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
     configuration: ``{"plugins": {"enabled": []}}``. A proxy in the ``background`` goes on when its starter ends.
     ``environment`` adds variables to the starter's, at each start. ``link_reach``: where links listen, and where they
-    are reached. ``descriptors``: how many file descriptors it may have; None: as many as the starter.
+    are reached; None: it only dials. ``descriptors``: how many file descriptors it may have; None: as many as the
+    starter.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ProxyProcess:
         extra: Mapping[str, Mapping[str, Any]] | None = None,
         background: bool = False,
         environment: Mapping[str, str] | None = None,
-        link_reach: Reach = Reach(bind=HOST, advertised=HOST),
+        link_reach: Reach | None = Reach(bind=HOST, advertised=HOST),
         descriptors: int | None = None,
     ) -> None:
         self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
@@ -67,16 +68,17 @@ class ProxyProcess:
         self._ports += listening
         client = listening[0]
         self.bootstrap = f"{HOST}:{client}"
-        self.link_address = f"{link_reach.advertised}:{link}"
+        self.link_address = f"{HOST if link_reach is None else link_reach.advertised}:{link}"
         self.url = f"http://{HOST}:{admin}"
         tables: dict[str, dict[str, Any]] = {
             "proxy": {"name": name, "lease_s": 10.0, "drain_timeout_s": 5.0},
             "cluster": {"bootstrap_servers": bootstrap_servers},
             "client_listener": {"bind": self.bootstrap},
-            "link_listener": {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address},
             "admin_listener": {"bind": f"{HOST}:{admin}", "loopback_without_authentication": True},
             "data": {"directory": str(self.directory / f"{name}-data")},
         }
+        if link_reach is not None:
+            tables["link_listener"] = {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address}
         if EARLIER_VERSION not in (environment or {}):
             tables["link"] = {"require_encryption": True}
         if broker_id is not None:

@@ -93,6 +93,16 @@ class Appended(NamedTuple):
     end_offset: int
 
 
+class Stopped(NamedTuple):
+    """The follower end takes no more of a stream."""
+
+    stream: int
+    code: str
+    message: str
+    end_offset: int | None
+    """Up to where it has the source's records; None: as it said last."""
+
+
 def encode(kind: MessageType, body: bytes) -> bytes:
     """A frame of any type."""
     return HEAD.pack(len(body) + 1, kind) + body
@@ -134,6 +144,15 @@ def decode_appended(body: memoryview) -> Appended:
     if len(body) != _APPENDED.size:
         raise MalformedFrame("a truncated APPENDED")
     return Appended(*_APPENDED.unpack(body))
+
+
+def decode_stopped(body: memoryview) -> Stopped:
+    """The body of a STOPPED frame. Raises MalformedFrame."""
+    said = decode_json(body)
+    stream, end_offset = said.get("stream"), said.get("end_offset")
+    if type(stream) is not int or not (end_offset is None or type(end_offset) is int):
+        raise MalformedFrame("a STOPPED whose stream or end_offset is no number")
+    return Stopped(stream, str(said.get("code")), str(said.get("message")), end_offset)
 
 
 def decode_json(body: memoryview) -> dict[str, Any]:

@@ -375,15 +375,17 @@ def whole(
     environment: Mapping[str, str] | None = None,
     *,
     descriptors: int | None = None,
+    only_dials: bool = False,
     **more: Any,
 ) -> ProxyProcess:
-    """One proxy for all brokers of a cluster, started by whoever enters it."""
+    """One proxy for all brokers of a cluster, started by whoever enters it. ``only_dials``: without a link listener."""
     return ProxyProcess(
         kafka.bootstrap_servers,
         name=unique("proxy"),
         extra=_extra(more),
         environment=environment,
         descriptors=descriptors,
+        **({"link_reach": None} if only_dials else {}),
     )
 
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import ssl
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
@@ -45,6 +45,8 @@ WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 """More that waits to be written means that the peer does not keep up, until a quarter of it is left."""
 WRITTEN_AHEAD_BYTES: Final = PIECE_BYTES
 """What the transport may hold beyond what the system takes: all of that comes before a frame that is sent next."""
+ANSWERED_AT_ONCE_MAX: Final = 10_000
+"""Calls of one peer. It opens some hundred streams at a time; who asks more means no good."""
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 INVALID_REQUEST: Final = "INVALID_REQUEST"
@@ -113,7 +115,7 @@ class Receiver:
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         raise MalformedFrame("an APPENDED of no open stream")
 
-    def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
+    def on_stopped(self, connection: LinkConnection, stopped: link.Stopped) -> None:
         raise MalformedFrame("a STOPPED of no open stream")
 
     def on_writable(self, connection: LinkConnection) -> None:
@@ -189,6 +191,8 @@ class LinkConnection(asyncio.Protocol):
         self._tasks = Tasks("link-connection", supervision)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
+        self._answering = 0
+        """How many calls of the peer are not answered."""
         self._last_sent = self._beaten = self._clock.monotonic()
         self.round_trip_s = 0.0
         """How long the peer took to answer the first message: at least once to it and back."""
@@ -335,6 +339,9 @@ class LinkConnection(asyncio.Protocol):
             )
             self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
             self._fail(error)
+        except Exception as error:  # whatever a peer sends ends its own connection, and nothing else
+            log.exception("link connection failed", extra={"peer": self.peer_address})
+            self._fail(LinkLost(f"what the peer sent met a bug: {error!r}"))
 
     def _frames(self, data: bytes) -> Iterator[tuple[MessageType, memoryview]]:
         """The frames that ``data`` completes, decrypted from the first on that is encrypted. Raises MalformedFrame."""
@@ -362,7 +369,7 @@ class LinkConnection(asyncio.Protocol):
         elif kind is MessageType.RESULT:
             self._result(link.decode_json(body))
         elif kind is MessageType.STOPPED:
-            self.receiver.on_stopped(self, link.decode_json(body))
+            self.receiver.on_stopped(self, link.decode_stopped(body))
         elif kind is MessageType.REJECT:
             rejection = link.decode_json(body)
             self._fail(LinkRejected(str(rejection.get("code")), str(rejection.get("message"))))
@@ -455,6 +462,15 @@ class LinkConnection(asyncio.Protocol):
         return self._key.public_key().public_bytes_raw().hex()
 
     def _shake_hands(self, kind: MessageType, said: dict[str, Any]) -> None:
+        """A frame of who has not proved anything. Raises MalformedFrame, LinkRejected."""
+        try:
+            self._next_of_handshake(kind, said)
+        except MalformedFrame:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise MalformedFrame(f"a {kind.name} that is not understood: {type(error).__name__}: {error}") from error
+
+    def _next_of_handshake(self, kind: MessageType, said: dict[str, Any]) -> None:
         if kind is MessageType.REJECT:
             self._fail(LinkRejected(str(said.get("code")), str(said.get("message"))))
         elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
@@ -597,6 +613,10 @@ class LinkConnection(asyncio.Protocol):
     def _called(self, call: dict[str, Any]) -> None:
         """Have a call answered. What it asks is read at once, in the order of frames."""
         call_id, method, params = call.get("id"), str(call.get("method")), call.get("params") or {}
+        if type(call_id) is not int:
+            raise MalformedFrame("a CALL without a number")
+        if self._answering >= ANSWERED_AT_ONCE_MAX:
+            raise MalformedFrame(f"a CALL where {self._answering} others are not answered")
         answering = self.handlers.get(method)
         if answering is None:
             self._refuse(call_id, UNKNOWN_METHOD, f"no such call for this connection: {method}")
@@ -610,9 +630,10 @@ class LinkConnection(asyncio.Protocol):
             self._refuse(call_id, INVALID_REQUEST, f"{type(error).__name__}: {error}")
             return
         self.receiver.on_call(self, question)
+        self._answering += 1
         self._tasks.start(f"call-{method}", self._answer(call_id, answering, question))
 
-    async def _answer(self, call_id: object, answering: Answering, question: Question[Any]) -> None:
+    async def _answer(self, call_id: int, answering: Answering, question: Question[Any]) -> None:
         method = question.METHOD
         try:
             answer = to_wire(await answering.handler(self, question))
@@ -633,20 +654,29 @@ class LinkConnection(asyncio.Protocol):
             self._refuse(call_id, "INTERNAL_ERROR", f"{type(error).__name__}: {error}")
         else:
             self.send(frame)
+        finally:
+            self._answering -= 1
 
-    def _refuse(self, call_id: object, code: str, message: str) -> None:
+    def _refuse(self, call_id: int, code: str, message: str) -> None:
         error = {"code": code, "message": message}
         self.send(link.encode_json(MessageType.RESULT, {"id": call_id, "error": error}))
 
     def _result(self, answer: dict[str, Any]) -> None:
-        call = self._calls.pop(answer.get("id", 0), None)
+        call_id, error = answer.get("id"), answer.get("error")
+        if type(call_id) is not int or not isinstance(error, dict | None):
+            raise MalformedFrame("a RESULT without a number, or whose error is no object")
+        call = self._calls.pop(call_id, None)
         if call is None or call.done():
             return
-        error = answer.get("error")
         if error is not None:
             call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
         else:
             call.set_result(answer.get("result") or {})
+
+
+def least_protected(connections: Iterable[LinkConnection]) -> LinkConnection | None:
+    """The one over which somebody in between can do most; None: there is none."""
+    return max(connections, key=lambda each: list(Protection).index(each.protection), default=None)
 
 
 @contextmanager

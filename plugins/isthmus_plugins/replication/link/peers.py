@@ -25,6 +25,7 @@ from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import Rarely
 from isthmus_plugins.replication.link import calls, features, reasons
+from isthmus_plugins.replication.link.addresses import remote_address
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
     Credential,
@@ -51,6 +52,8 @@ LEASE_POLL_S: Final = 0.1
 """A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
 HANDSHAKES_MAX: Final = 256
 """Connections that have not proved anything yet. More are closed at once."""
+ADDRESSES_MAX: Final = 1_000
+"""That are dialled of one link: peers tell of more and more, and what one of them told is tried for ever."""
 ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
 ALREADY_CONNECTED_WAIT_S: Final = 30.0
 _REASONS: Final = {
@@ -186,11 +189,6 @@ class LinkPeers(Part):
         found = [] if state is None else [message for message, at in state.behind.values() if at > since]
         return "; ".join(sorted(found)) or None
 
-    def protection(self, link_name: str) -> tuple[Protection, LinkConnection] | None:
-        """What protects the link's connections, and the one that is protected least; None: there is none."""
-        found = [(connection.protection, connection) for connection in self.connections(link_name)]
-        return max(found, key=lambda each: list(Protection).index(each[0]), default=None)
-
     def connections(self, link_name: str) -> list[LinkConnection]:
         """The live connections of a link, in the order of their peers' names: the same first one until it goes."""
         state = self._states.get(link_name)
@@ -207,7 +205,7 @@ class LinkPeers(Part):
     # ---- dialling ----
 
     def _keep_dialling(self, link_name: str, state: PeerState, address: str) -> None:
-        if address not in state.dialling:
+        if address not in state.dialling and len(state.dialling) < ADDRESSES_MAX:
             state.dialling.add(address)
             self._tasks.keep(f"dial-{link_name}-{address}", partial(self._dial_for_ever, link_name, state, address))
 
@@ -241,7 +239,9 @@ class LinkPeers(Part):
     async def _dial(self, link_name: str, link: Link, state: PeerState, address: str) -> LinkConnection:
         """Connect to one address of a link's peer and take the connection into use."""
         self._check_may_go_on(link)
-        host, _, port = address.rpartition(":")
+        where = remote_address(address)
+        if where is None:
+            raise ValueError("it is no host:port")
         already: list[LinkConnection] = []
 
         def approve(peer: dict[str, Any], protection: Protection) -> None:
@@ -254,8 +254,7 @@ class LinkPeers(Part):
 
         try:
             return await LinkConnection.dial(
-                host.strip("[]"),
-                int(port),
+                *where,
                 clock=self._clock,
                 supervision=self._context.supervision,
                 hello=self._hello(link),
@@ -288,7 +287,7 @@ class LinkPeers(Part):
             except LinkLost:
                 break
             for proxy in proxies:
-                if proxy.link_address and proxy.proxy not in state.connections:
+                if proxy.link_address and remote_address(proxy.link_address) and proxy.proxy not in state.connections:
                     self._keep_dialling(link_name, state, proxy.link_address)
             await connection.lost_within(TOPOLOGY_INTERVAL_S)
 
@@ -339,10 +338,20 @@ class LinkPeers(Part):
             for link in self._context.control.state.links.values():
                 if link.link_id == hello.get("link_id"):
                     self._check_cluster(link, hello)
-                    return Credential(self._context.secret_of(link))
+                    return self._credential(link)
             self._claimed(hello, connection)
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
+
+    def _credential(self, link: Link) -> Credential:
+        """Raises LinkRejected, which tells a stranger nothing of keys."""
+        try:
+            return Credential(self._context.secret_of(link))
+        except SealingError as error:
+            log.warning("link secret not opened", extra={"link": link.name, "detail": str(error)})
+            raise LinkRejected(
+                "AUTHENTICATION_ERROR", "this proxy cannot open the link's secret: see its log"
+            ) from error
 
     def _approve(self, hello: dict[str, Any], protection: Protection) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,13 +13,13 @@ from isthmus_plugins import links
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, features
+from isthmus_plugins.replication.link.addresses import remote_address
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, choice, chosen_copy, wanted_copy
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
-_HOST: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 CREATE_TIMEOUT_S: Final = 75.0
 """Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
 
@@ -205,16 +203,3 @@ class LinkCreation:
         if link is not None:
             await self._commands.for_peer(self._delete_here(link))
         return calls.Done()
-
-
-def remote_address(text: str) -> tuple[str, int] | None:
-    """Host and port of ``host:port`` or ``[v6]:port``; None where it is neither."""
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
-        return None
-    if not host.startswith("["):
-        return (host, int(port)) if _HOST.fullmatch(host) else None
-    try:
-        return str(ipaddress.IPv6Address(host[1:-1] if host.endswith("]") else "")), int(port)
-    except ValueError:
-        return None

@@ -19,6 +19,7 @@ from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import features, reasons
+from isthmus_plugins.replication.link.connection import least_protected
 from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
@@ -105,10 +106,10 @@ class LinkStatuses:
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
-        protected = self._peers.protection(link.name)
+        least = least_protected(self._peers.connections(link.name))
         warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
-        if warned == Hindered() and protected is not None and protected[0] is Protection.NONE:
-            warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(protected[1].peer.get("proxy")))
+        if warned == Hindered() and least is not None and least.protection is Protection.NONE:
+            warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(least.peer.get("proxy")))
         if hindered.code is not None and state is LinkState.FOLLOWING:
             state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
@@ -124,7 +125,7 @@ class LinkStatuses:
             state=state,
             reason=warned.code,
             message=warned.message,
-            encryption=None if protected is None else protected[0].value,
+            encryption=None if least is None else least.protection.value,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
             transaction_verification=self._transaction_verification.status()
