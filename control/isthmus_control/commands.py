@@ -26,7 +26,15 @@ from isthmus_control.codec import MalformedValue, UnknownField, canonical_json, 
 from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
-from isthmus_control.levels import CONCERNS, FROM_FIRST, PREFIXES, SIGNING, SOURCE_DELETIONS, SOURCE_LOSSES
+from isthmus_control.levels import (
+    CONCERNS,
+    FROM_FIRST,
+    PREFIXES,
+    SECRET_ROTATION,
+    SIGNING,
+    SOURCE_DELETIONS,
+    SOURCE_LOSSES,
+)
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
@@ -247,6 +255,58 @@ class AlterLink(Body):
     local_addresses: tuple[str, ...] | None = None
     secret: Sealed | None = None
     config: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSecretRotation(Body):
+    """From here on a second secret counts beside the link's own, ``current`` (its id).
+
+    Both sides record it, the one that is asked first. ``asked``: this is that side, and the new secret may take the
+    place of one whose rotation the other side has given up. The other side has no second one then.
+    """
+
+    KIND: ClassVar[str] = "begin-secret-rotation"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+    current: str
+    secret: Sealed
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSecretRotation(Body):
+    """Both sides have the second secret: it alone counts from here on. Rejected where it was never begun here."""
+
+    KIND: ClassVar[str] = "finish-secret-rotation"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonSecretRotation(Body):
+    """The other side has recorded that it has no such secret, and never will: the one from before goes on alone."""
+
+    KIND: ClassVar[str] = "abandon-secret-rotation"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealSecret(Body):
+    """The same secret, sealed with another key, or at all."""
+
+    KIND: ClassVar[str] = "seal-secret"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+    secret: Sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -947,6 +1007,10 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DeleteNamespace,
             CreateLink,
             AlterLink,
+            BeginSecretRotation,
+            FinishSecretRotation,
+            AbandonSecretRotation,
+            SealSecret,
             MergeLink,
             DeleteLink,
             AttachNamespace,

@@ -20,7 +20,7 @@ from isthmus_control.clock import latest as latest_register
 from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
-from isthmus_control.levels import FROM_FIRST, SOURCE_DELETIONS, SOURCE_LOSSES, key_id_of, known_level
+from isthmus_control.levels import FROM_FIRST, SECRET_ROTATION, SOURCE_DELETIONS, SOURCE_LOSSES, key_id_of, known_level
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -287,6 +287,18 @@ class LinkSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NextSecret:
+    """The secret that a link is to have, which counts beside the one that it has. ``secret_id``: a UUID.
+
+    ``asked``: the other side asked for it, and may have given it up.
+    """
+
+    secret_id: str
+    secret: Sealed
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One side's view of a pair of clusters.
 
@@ -310,6 +322,15 @@ class Link:
     """At most one for each role: this side's offsets topic led, a copy of the other side's following."""
     synchronous_at_offset: int | None = None
     """Where the change to the synchronous mode stands in this side's log; None while the link is asynchronous."""
+    secret_id: str = field(default="", metadata=since(SECRET_ROTATION))
+    """Of the rotation that the secret is of, the same at both sides; empty: the one that the link was created with."""
+    next_secret: NextSecret | None = field(default=None, metadata=since(SECRET_ROTATION))
+
+    @property
+    def secrets(self) -> dict[str, Sealed]:
+        """What may prove that a peer is of this link, by ids; the one to dial with comes first."""
+        found = {} if self.secret is None else {self.secret_id: self.secret}
+        return found if self.next_secret is None else {**found, self.next_secret.secret_id: self.next_secret.secret}
 
     @property
     def topic_mappings(self) -> tuple[NamespaceMapping, ...]:

@@ -60,7 +60,8 @@ class Acceptor(Generic[P]):
         self._arriving = arriving
         self._admits = admits
         self._failed = failed
-        self._tls = tls
+        self.tls = tls
+        """Of connections to come: another one may take its place."""
         self._tasks = Tasks("accept", supervision)
         self._sockets: list[socket.socket] = []
         self._making: dict[asyncio.Task[None], tuple[P, socket.socket]] = {}
@@ -115,7 +116,7 @@ class Acceptor(Generic[P]):
         self._close_sockets()
         self._supervision.well(self)
         for protocol, sock in self._making.values():
-            if protocol in self._arriving and self._tls is not None:  # its handshake fails
+            if protocol in self._arriving and self.tls is not None:  # its handshake fails
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
         if self._making:  # not cancelled: uvloop would end a connection that is made and not tell its protocol
@@ -180,8 +181,8 @@ class Acceptor(Generic[P]):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 sock,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
+                ssl=self.tls,
+                ssl_handshake_timeout=None if self.tls is None else TLS_HANDSHAKE_S,
             )
         except OSError as error:  # a timeout is one, too
             self._failed(peer, error)

@@ -20,6 +20,7 @@ from isthmus_plugins.links import (
     OffsetsView,
     Promote,
     PromoteReport,
+    SecretRotated,
     SetMode,
     TopicDecision,
     TruncationStatus,
@@ -35,6 +36,9 @@ class LinkOperations(Protocol):
 
     async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
         """Change settings, and how this cluster's offsets topic is copied, at both ends."""
+
+    async def rotate_secret(self, link_name: str) -> SecretRotated:
+        """Give both sides a new secret while the link runs; go on with a rotation that was left unfinished."""
 
     async def set_mode(self, link_name: str, request: SetMode) -> ModeResult:
         """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""

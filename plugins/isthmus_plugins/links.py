@@ -552,6 +552,12 @@ class Acknowledged(_Model):
     acknowledged: int
 
 
+class SecretRotated(_Model):
+    link_name: str
+    secret_id: str
+    """Both sides have it, and no other one."""
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str
@@ -570,6 +576,8 @@ class LinkStatus(_Model):
     message: str | None = None
     encryption: Literal["tls", "frames", "none"] | None = None
     """What protects this proxy's connections of the link, the least protected of them; None: there is none now."""
+    secret_rotating: bool = False
+    """Whether the link has two secrets, of which the other cluster may have one alone: rotate it again."""
     last_heard_seconds: float | None = None
     """Time since the peer cluster was last heard; None: never, since this proxy started."""
     mappings: list[MappingStatus] = []

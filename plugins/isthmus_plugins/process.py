@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from isthmus_control.anchors import Anchor
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
 from isthmus_plugins.accepting import Acceptor
@@ -123,16 +122,18 @@ class PluginContext(Protocol):
     def fronts(self, broker_id: int) -> bool:
         """Whether this proxy fronts the broker."""
 
-    def link_listening(self, port: int) -> None:
-        """The link listener is bound to this port."""
+    def link_listening(self, acceptor: Acceptor[Any]) -> None:
+        """The link listener is bound: to a port of this, which gets other certificates when they are renewed."""
 
     @property
     def link_address(self) -> str | None:
         """Where peers reach this proxy's link listener."""
 
-    def secret_of(self, link: Link) -> bytes: ...
+    def unseal(self, sealed: Sealed, link_id: str) -> bytes:
+        """A link's secret. Raises SealingError where this proxy's control keys do not open it."""
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed: ...
+    def seal(self, secret: bytes, link_id: str) -> Sealed:
+        """A link's secret as it may stand in the control log."""
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has.

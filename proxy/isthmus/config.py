@@ -747,6 +747,14 @@ def _read_secrets(config: ProxyConfig, environment: Mapping[str, str]) -> Iterat
                 section._secrets[name] = SecretStr(secret)
 
 
+def read_secret_file(config: ProxyConfig, key: str, path: Path) -> str:
+    """The secret in a file, as it is now. Raises :class:`ConfigError`."""
+    secret = _read_secret_file(key, path)
+    if isinstance(secret, Problem):
+        raise ConfigError(config.source, [secret])
+    return secret
+
+
 def _read_secret_file(key: str, path: Path) -> str | Problem:
     try:
         with path.open("rb") as file:

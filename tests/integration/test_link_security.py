@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from support.certificates import Authority
+from support.kafka import unique
 from support.links import Linked, linked, until, whole
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyProcess
 from isthmus_protocol import link
 
 pytestmark = pytest.mark.brokers
@@ -81,3 +86,77 @@ def test_without_tls_frames_are_encrypted(kafka_pair: tuple[KafkaCluster, KafkaC
     a, b = kafka_pair
     with linked(a, b, a_proxies=[whole(a, only_dials=True)]) as pair, made(pair, "frames"):
         pass
+
+
+def _served(address: str) -> bytes:
+    """The certificate of a listener, whoever signed it."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port)), timeout=30) as plain, context.wrap_socket(plain) as connected:
+        found = connected.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+
+@pytest.mark.one_in_ci("stories", of="links that are encrypted")
+def test_certificates_and_tokens_are_renewed_while_all_goes_on(
+    kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("b")
+    token = tmp_path / "token"
+    token.write_text("an enrolment token of this test 1")
+    files = {"tls_certfile": str(certificate), "tls_keyfile": str(key)}
+    a, b = kafka_pair
+    a_proxy = whole(a, only_dials=True, link={"tls_cafile": str(authority.file)})
+    b_proxy = whole(b, client_listener=files, link_listener={**files, "enrolment_token_file": str(token)})
+    with linked(a, b, a_proxies=[a_proxy], b_proxies=[b_proxy], options=["--token-file", str(token)]) as pair:
+        pair.attach()
+        source, _ = pair.names("renewed")
+        pair.a.create_topic(source)
+        pair.a.produce(source, [b"one"])
+        until("copied", lambda: (pair.b.link(pair.name)["partitions"] or [{}])[0].get("follower_end") == 1)
+        listeners = [b_proxy.bootstrap, b_proxy.link_address]
+        before = [_served(each) for each in listeners]
+        good = certificate.read_bytes()
+
+        certificate.write_bytes(b"no certificate")
+        os.kill(b_proxy.pid, signal.SIGHUP)
+        until("told", lambda: any("client_listener.tls" in each for each in _warnings(b_proxy)))
+        assert [_served(each) for each in listeners] == before
+        certificate.write_bytes(good)
+        until("mended", lambda: not any("tls" in each for each in _warnings(b_proxy)))
+
+        authority.issue("b")  # a new key, too
+        until("renewed", lambda: all(_served(each) != old for each, old in zip(listeners, before, strict=True)))
+        token.write_text("an enrolment token of this test 2")
+        until("token renewed", lambda: "link_listener.enrolment_token_file" in b_proxy.log)
+        assert 'outcome="reloaded"' in httpx.get(f"{b_proxy.url}/metrics").text
+        other = unique("link")
+        a_proxy.cli("link", "create", other, "--remote", b_proxy.link_address, "--token-file", str(token))
+        a_proxy.cli("link", "delete", other)
+        pair.a.produce(source, [b"two"])
+        until("went on", lambda: pair.b.link(pair.name)["partitions"][0]["follower_end"] == 2)
+        assert not _lost(pair)
+
+        pair.raise_levels()
+        rotated = pair.b.proxy.cli("link", "rotate-secret", pair.name)
+        secrets_known = [side.proxy.cli("control", "describe")["secrets"] for side in (pair.a, pair.b)]
+        assert all(rotated["secret_id"] in {each["secret_id"] for each in known} for known in secrets_known)
+        assert not _lost(pair)
+        b_proxy.kill()
+        b_proxy.start()
+        until("connected", lambda: pair.b.link(pair.name)["encryption"] == "tls")
+        pair.a.produce(source, [b"three"])
+        until("goes on", lambda: pair.b.link(pair.name)["partitions"][0]["follower_end"] == 3)
+
+
+def _lost(pair: Linked) -> list[str]:
+    """The connections of the link that were lost."""
+    return [line for line in pair.a.proxy.log.splitlines() if "link peer lost" in line and pair.name in line]
+
+
+def _warnings(proxy: ProxyProcess) -> list[str]:
+    found: list[str] = proxy.get("/v1/status")["process"]["warnings"]
+    return found

@@ -26,7 +26,6 @@ from isthmus_control.commands import Body, Command
 from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import KNOWN_LEVEL
-from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
 from isthmus_plugins.cluster import (
@@ -834,8 +833,8 @@ class FakeContext:
     def fronts(self, broker_id: int) -> bool:
         return self.fronted_brokers is None or broker_id in self.fronted_brokers
 
-    def link_listening(self, port: int) -> None:
-        self.port = port
+    def link_listening(self, acceptor: Any) -> None:
+        self.port = acceptor.port
 
     def hide_topic(self, topic_id: bytes) -> None:
         pass
@@ -844,9 +843,8 @@ class FakeContext:
     def link_address(self) -> str | None:
         return None if self.port is None else f"127.0.0.1:{self.port}"
 
-    def secret_of(self, link: Link) -> bytes:
-        assert link.secret is not None
-        return Sealer(None).open(link.secret, link.link_id).reveal()
+    def unseal(self, sealed: Sealed, link_id: str) -> bytes:
+        return Sealer(None).open(sealed, link_id).reveal()
 
     def seal(self, secret: bytes, link_id: str) -> Sealed:
         return Sealer(None).seal(Secret(secret), link_id)

@@ -57,6 +57,7 @@ from isthmus_plugins.links import (
     OffsetsView,
     OperationError,
     Promote,
+    SecretRotated,
     SetMode,
     TopicDecision,
     TruncationStatus,
@@ -337,6 +338,12 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     async def acknowledge(name: str) -> Acknowledged:
         """Ends the telling of `source_losses`, on both sides. What is held stays so until it is decided."""
         return await _operations(services).acknowledge(name)
+
+    @app.post("/v1/links/{name}/rotate-secret", tags=["links"], summary="Give both sides of a link a new secret")
+    async def rotate_secret(name: str) -> SecretRotated:
+        """Nothing is disconnected. One that was interrupted is gone on with: the old secret counts until both sides
+        have the new one."""
+        return await _operations(services).rotate_secret(name)
 
     @app.post("/v1/links/{name}/verify", tags=["links"], summary="Compare both sides of a link", status_code=202)
     async def verify(name: str, response: Response) -> OperationView:

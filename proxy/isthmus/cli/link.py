@@ -419,6 +419,22 @@ def acknowledge(name: NameArgument, url: UrlOption = None, output: OutputOption 
         show(result, output, lambda done: [f"{done['acknowledged']} losses of link {done['link_name']} acknowledged"])
 
 
+@app.command(epilog=example("isthmus link rotate-secret a-to-b") + EXIT_CODES)
+def rotate_secret(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Give both sides of a link a new secret while it runs.
+
+    Nothing is disconnected. Whatever is killed in between, the link goes on: the old secret counts until both sides
+    have the new one. Run it again then, at either side, to have it ended.
+    """
+    with Admin(url, output) as admin:
+        result = admin.post(f"/v1/links/{_path(name)}/rotate-secret")
+        show(
+            result,
+            output,
+            lambda done: [f"link {done['link_name']} has a new secret at both sides ({done['secret_id']})"],
+        )
+
+
 @app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
 def truncations(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """List truncations of follower topics that diverged: what was cut, where it is kept, which groups were moved."""
@@ -628,6 +644,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("remote", link["remote"]),
             ("peer heard", heard(link)),
             ("encryption", link["encryption"]),
+            *([("secret", "is being rotated: isthmus link rotate-secret ends it")] if link["secret_rotating"] else []),
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),

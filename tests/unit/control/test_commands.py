@@ -53,6 +53,10 @@ BODIES: list[c.Body] = [
     c.CreateLink("l", UID, "B", True, ("b:1",), (), Sealed(Seal.NONE, "", "c2VjcmV0"), config={"k": "v"}),
     c.AlterLink("l", LinkMode.SYNCHRONOUS, False, (), None, None, {"k": None}),
     c.AlterLink("l"),
+    c.BeginSecretRotation("l", UID, UID, "", Sealed(Seal.NONE, "", "AAAA"), True),
+    c.FinishSecretRotation("l", UID, UID),
+    c.AbandonSecretRotation("l", UID, UID),
+    c.SealSecret("l", UID, UID, Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")),
     c.MergeLink(
         "l",
         UID,

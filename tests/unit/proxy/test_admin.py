@@ -133,6 +133,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "PATCH /v1/links/{name}/mappings",
             "DELETE /v1/links/{name}/mappings",
             "POST /v1/links/{name}/acknowledge",
+            "POST /v1/links/{name}/rotate-secret",
             "POST /v1/links/{name}/verify",
             "POST /v1/links/{name}/promote",
             "POST /v1/links/{name}/failover",
@@ -573,6 +574,8 @@ def test_the_feature_level_is_raised_once_every_proxy_knows_it() -> None:
             "own_key_id": None,
             "without_key": [],
             "unsigned_records": 0,
+            "own_sealing_key_id": None,
+            "secrets": [],
             "not_understood": [],
         }
         plan = (await rest.client.post("/v1/control/upgrade", json={"dry_run": True})).json()

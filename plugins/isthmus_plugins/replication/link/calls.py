@@ -57,6 +57,26 @@ class Topology(Question[TopologyAnswer]):
 
 
 @dataclass(frozen=True, slots=True)
+class BeginSecretRotation(Question[Done]):
+    """A cluster asks the other one to record a second secret of the link, agreed on over this connection."""
+
+    METHOD = "begin_secret_rotation"
+
+    secret_id: str
+    current: str
+    """The id of the secret that the asker has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSecretRotation(Question[Done]):
+    """The asker has recorded the second secret. Refused with NOT_FOUND by who has it not, and will never."""
+
+    METHOD = "finish_secret_rotation"
+
+    secret_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class MergeSettingsAnswer:
     settings: LinkSettings
     """What the other cluster has now."""

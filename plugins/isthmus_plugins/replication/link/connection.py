@@ -47,6 +47,8 @@ WRITTEN_AHEAD_BYTES: Final = PIECE_BYTES
 """What the transport may hold beyond what the system takes: all of that comes before a frame that is sent next."""
 ANSWERED_AT_ONCE_MAX: Final = 10_000
 """Calls of one peer. It opens some hundred streams at a time; who asks more means no good."""
+SECRET: Final = "secret"
+"""In a HELLO: the id of the link's secret that the dialler holds."""
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 INVALID_REQUEST: Final = "INVALID_REQUEST"
@@ -269,6 +271,12 @@ class LinkConnection(asyncio.Protocol):
     def peer_features(self) -> frozenset[str]:
         """What the peer knows (:mod:`~isthmus_plugins.replication.link.features`)."""
         return features.known_by(self.peer)
+
+    @property
+    def secret_id(self) -> str:
+        """Which of the link's secrets both ends have proved to hold; empty: the one that it was created with."""
+        said = self._hello.get(SECRET, "")
+        return said if isinstance(said, str) else ""
 
     @property
     def peer_address(self) -> str:

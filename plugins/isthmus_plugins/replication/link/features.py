@@ -33,6 +33,8 @@ PIECES: Final = "pieces"
 """It takes large frames in pieces that come between others (:mod:`isthmus_protocol.link_pieces`)."""
 ENCRYPTED_FRAMES: Final = "encrypted-frames"
 """It encrypts frames where it has no TLS (:mod:`isthmus_protocol.link_cipher`)."""
+ROTATED_SECRETS: Final = "rotated-secrets"
+"""It can have two secrets of a link, and dialler and acceptor say which one they mean."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -48,6 +50,7 @@ FEATURES: Final = (
     SOURCE_DELETIONS,
     PIECES,
     ENCRYPTED_FRAMES,
+    ROTATED_SECRETS,
 )
 
 

@@ -28,6 +28,7 @@ from isthmus_plugins.replication.link import calls, features, reasons
 from isthmus_plugins.replication.link.addresses import remote_address
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
+    SECRET,
     Credential,
     LinkConnection,
     LinkLost,
@@ -59,8 +60,10 @@ ALREADY_CONNECTED_WAIT_S: Final = 30.0
 _REASONS: Final = {
     "UNSUPPORTED_VERSION": ReasonCode.PEER_VERSION_UNSUPPORTED,
     "LINK_NOT_FOUND": ReasonCode.PEER_HAS_NO_SUCH_LINK,
+    "OTHER_SECRET": ReasonCode.AUTHENTICATION_ERROR,
 }
 """What a peer's rejection is called in status."""
+OTHER_SECRET: Final = "OTHER_SECRET"
 BEHIND_S: Final = 10.0
 """A peer that does not know what a link needs, and was not heard of for so long, is gone; it dials more often."""
 TOPOLOGY_INTERVAL_S: Final = 2.0
@@ -143,7 +146,7 @@ class LinkPeers(Part):
         )
         await self._acceptor.bind()
         self._acceptor.listen(HANDSHAKES_MAX)
-        self._context.link_listening(self._acceptor.port)
+        self._context.link_listening(self._acceptor)
 
     async def stop(self) -> None:
         if self._acceptor is not None:
@@ -237,7 +240,22 @@ class LinkPeers(Part):
         state.dialling.discard(address)
 
     async def _dial(self, link_name: str, link: Link, state: PeerState, address: str) -> LinkConnection:
-        """Connect to one address of a link's peer and take the connection into use."""
+        """Connect to one address of a link's peer and take the connection into use.
+
+        While the link's secret is rotated either side may be the first to have the new one alone.
+        """
+        *others, last = link.secrets
+        for secret_id in others:
+            try:
+                return await self._dial_with(secret_id, link_name, link, state, address)
+            except LinkRejected as error:
+                if error.code != OTHER_SECRET:
+                    raise
+        return await self._dial_with(last, link_name, link, state, address)
+
+    async def _dial_with(
+        self, secret_id: str, link_name: str, link: Link, state: PeerState, address: str
+    ) -> LinkConnection:
         self._check_may_go_on(link)
         where = remote_address(address)
         if where is None:
@@ -257,8 +275,8 @@ class LinkPeers(Part):
                 *where,
                 clock=self._clock,
                 supervision=self._context.supervision,
-                hello=self._hello(link),
-                secret=self._context.secret_of(link),
+                hello={**self._hello(link), SECRET: secret_id},
+                secret=self._context.unseal(link.secrets[secret_id], link.link_id),
                 identity=self._identity(),
                 tls=self._context.link_client_tls,
                 approve=approve,
@@ -338,15 +356,18 @@ class LinkPeers(Part):
             for link in self._context.control.state.links.values():
                 if link.link_id == hello.get("link_id"):
                     self._check_cluster(link, hello)
-                    return self._credential(link)
+                    return self._credential(link, hello.get(SECRET, ""))
             self._claimed(hello, connection)
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
 
-    def _credential(self, link: Link) -> Credential:
+    def _credential(self, link: Link, secret_id: object) -> Credential:
         """Raises LinkRejected, which tells a stranger nothing of keys."""
+        sealed = link.secrets.get(secret_id) if isinstance(secret_id, str) else None
+        if sealed is None:
+            raise LinkRejected(OTHER_SECRET, "this cluster does not have that secret of the link (yet, or any more)")
         try:
-            return Credential(self._context.secret_of(link))
+            return Credential(self._context.unseal(sealed, link.link_id))
         except SealingError as error:
             log.warning("link secret not opened", extra={"link": link.name, "detail": str(error)})
             raise LinkRejected(

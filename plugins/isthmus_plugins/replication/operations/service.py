@@ -44,6 +44,7 @@ from isthmus_plugins.replication.operations.kept_settings import KeptSettings
 from isthmus_plugins.replication.operations.mode import LinkModes
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
+from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
@@ -142,6 +143,7 @@ class LinkService(Part):
             self._kept_settings.of,
         )
         self._acknowledging = Acknowledging(commands, told_losses)
+        self._rotations = SecretRotations(context, commands, peers)
         self._modes = LinkModes(
             self._statuses.of,
             leader_end.stream,
@@ -160,6 +162,10 @@ class LinkService(Part):
     async def stop(self) -> None:
         await self._promotions.stop()
         await self._kept_settings.stop()
+        await self._rotations.stop()
+
+    def wake(self) -> None:
+        self._rotations.look()
 
     def answers(self) -> Sequence[Answering]:
         return (
@@ -175,6 +181,7 @@ class LinkService(Part):
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
             calls.AcknowledgeSourceLosses.by(self._acknowledging.on_acknowledge),
+            *self._rotations.answers(),
         )
 
     def create_answers(self) -> Sequence[Answering]:
@@ -203,6 +210,10 @@ class LinkService(Part):
         if request.offsets_topic is not None:
             await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
         return self.status(link_name)
+
+    async def rotate_secret(self, link_name: str) -> links.SecretRotated:
+        """Give both sides of a link a new secret, while it runs."""
+        return await self._rotations.rotate(link_name)
 
     async def set_mode(self, link_name: str, request: links.SetMode) -> links.ModeResult:
         """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""

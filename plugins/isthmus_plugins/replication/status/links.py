@@ -126,6 +126,7 @@ class LinkStatuses:
             reason=warned.code,
             message=warned.message,
             encryption=None if least is None else least.protection.value,
+            secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
             transaction_verification=self._transaction_verification.status()

@@ -55,6 +55,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         ],
     ),
     (
+        calls.BeginSecretRotation(OTHER_ID, ""),
+        f'{{"secret_id":"{OTHER_ID}","current":""}}',
+        [(calls.Done(), "{}")],
+    ),
+    (calls.FinishSecretRotation(OTHER_ID), f'{{"secret_id":"{OTHER_ID}"}}', [(calls.Done(), "{}")]),
+    (
         calls.MergeSettings(SETTINGS),
         f'{{"settings":{SETTINGS_JSON}}}',
         [(calls.MergeSettingsAnswer(SETTINGS), f'{{"settings":{SETTINGS_JSON}}}')],

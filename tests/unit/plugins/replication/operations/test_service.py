@@ -37,7 +37,8 @@ def test_one_call_sets_up_both_ends() -> None:
         assert b.last_heard_seconds is not None
         assert (b.local_cluster_id, b.remote_cluster_id, b.dials, b.reason) == ("B", "A", False, None)
         links_ = [two.controls[name].state.links["a-to-b"] for name in "AB"]
-        secrets = [proxy.context.secret_of(link) for proxy, link in zip((two.a, two.b), links_, strict=True)]
+        sealed = [link.secrets[""] for link in links_]
+        secrets = [two.a.context.unseal(each, links_[0].link_id) for each in sealed]
         assert secrets[0] == secrets[1]
         assert len(secrets[0]) == 32
         ranges = [two.controls[name].state.producer_id_ranges for name in "AB"]
