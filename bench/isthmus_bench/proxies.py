@@ -120,6 +120,10 @@ class ProxyProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def extra(self, table: str, **settings: Any) -> None:
+        """Add to a table of the configuration, from the next start on."""
+        self._tables.setdefault(table, {}).update(settings)
+
     def spawn(self) -> None:
         """Start the process and return at once. It ends with the calling *thread*, unless in the background."""
         log: IO[bytes]

@@ -36,6 +36,8 @@ SOURCE_DELETIONS: Final = 3
 """Follower topics may be deleted as their source's are."""
 SECRET_ROTATION: Final = 4
 """A link may have a second secret, until both sides have it."""
+KEY_ROTATION: Final = 4
+"""The control key may be another one from some record on."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -44,7 +46,7 @@ LEVELS: Final[Mapping[int, str]] = {
     3: "acks of a new topic or partition of a synchronous link wait for the other cluster from its first record on: it "
     "is In-Sync at once, and Out-Of-Sync where the other cluster does not get it; "
     "topics that were deleted at the source are deleted at the target, where that is set (--on-source-delete)",
-    4: "secrets of links are rotated while they run (isthmus link rotate-secret)",
+    4: "secrets of links are rotated while they run (isthmus link rotate-secret), and the control key is",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

@@ -32,6 +32,7 @@ FRAME_BYTES_MAX: Final = 1 + SEALED_BYTES_MAX + TAG_BYTES
 """What follows the size of a SEALED frame."""
 FRAMES_OF_A_KEY: Final = 2**20
 """At most 2^34 blocks of 16 bytes, as TLS 1.3 has it (RFC 8446, 5.5)."""
+_SEALED: Final = int(MessageType.SEALED)
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 
@@ -70,13 +71,16 @@ class FrameCipher:
 
     def seal(self, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
         """SEALED frames with these bytes, in parts that are written one after the other."""
-        plain = memoryview(b"".join(parts))
-        frames: list[bytes | memoryview] = []
-        for start in range(0, len(plain), SEALED_BYTES_MAX):
-            nonce = self._sent.nonce()
-            body = self._sent.aead.encrypt(nonce, plain[start : start + SEALED_BYTES_MAX], None)
-            frames += HEAD.pack(1 + len(body), MessageType.SEALED), body
-        return frames
+        plain = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(plain) <= SEALED_BYTES_MAX:
+            return self._sealed(plain)
+        view = memoryview(plain)
+        starts = range(0, len(plain), SEALED_BYTES_MAX)
+        return [part for start in starts for part in self._sealed(view[start : start + SEALED_BYTES_MAX])]
+
+    def _sealed(self, plain: bytes | memoryview) -> list[bytes | memoryview]:
+        nonce = self._sent.nonce()  # may be the first one of the next key
+        return [HEAD.pack(1 + len(plain) + TAG_BYTES, _SEALED), self._sent.aead.encrypt(nonce, plain, None)]
 
     def open(self, kind: MessageType, body: memoryview) -> bytes:
         """The bytes in a frame that came. Raises MalformedFrame: it is not the one that the peer sealed next."""

@@ -272,8 +272,17 @@ class ClusterSection(Section):
     @property
     def control_key(self) -> Secret | None:
         """The 32 bytes that seal secrets of links in the control log, and sign its records."""
+        return next(iter(self._control_keys), None)
+
+    @property
+    def other_control_keys(self) -> tuple[Secret, ...]:
+        """More of them, in lines below: what is sealed or signed with these counts, too, while the key is rotated."""
+        return self._control_keys[1:]
+
+    @property
+    def _control_keys(self) -> tuple[Secret, ...]:
         text = self._secrets.get("control_key")
-        return None if text is None else Secret(_key_bytes(text.get_secret_value()))
+        return () if text is None else tuple(Secret(key) for key in _keys(text.get_secret_value()))
 
     def server_names(self) -> str:
         """The bootstrap servers as clients write them."""
@@ -737,7 +746,7 @@ def _read_secrets(config: ProxyConfig, environment: Mapping[str, str]) -> Iterat
                 continue
             if isinstance(secret, str) and name == "control_key":
                 try:
-                    _key_bytes(secret)
+                    _keys(secret)
                 except ValueError as error:
                     expected = f"{KEY_BYTES} bytes as hexadecimal digits or base64"
                     secret = Problem(key, str(error), expected, f"make one with: openssl rand -hex {KEY_BYTES}")
@@ -776,6 +785,11 @@ def _read_variable(key: str, variable: str, environment: Mapping[str, str]) -> s
         found = f"that the environment variable is {'not set' if secret is None else 'empty'}"
         return Problem(key, found, "a secret in it", f"set {variable} for the proxy's process")
     return secret
+
+
+def _keys(text: str) -> list[bytes]:
+    """The keys in ``text``, one in a line. Raises ValueError, whose message does not show any."""
+    return [_key_bytes(line) for line in text.splitlines() if line.strip()] or [_key_bytes(text)]
 
 
 def _key_bytes(text: str) -> bytes:

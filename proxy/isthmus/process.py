@@ -47,6 +47,7 @@ from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
 from isthmus.kafka.client import ClusterClient
 from isthmus.reloading import Reloads
+from isthmus.sealing import Sealing
 from isthmus.session.authentication import Authentication
 from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
@@ -135,6 +136,7 @@ class Process:
         self._client: ClusterClient | None = None
         self._control_log: ControlLog | None = None
         self._context: Context | None = None
+        self._sealing: Sealing | None = None
         self._front: Front | None = None
         self._gateway: Gateway | None = None
         self._broker_sasl: BrokerSasl | None = None
@@ -225,7 +227,7 @@ class Process:
         front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config), self._supervision)
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
-        control_key = config.cluster.control_key
+        control_key, other_keys = config.cluster.control_key, config.cluster.other_control_keys
         control_log = self._control_log = ControlLog(
             client,
             name,
@@ -233,7 +235,7 @@ class Process:
             fence=self._fence,
             on_failure=self._must_stop,
             places=places_of(config.data.directory, client),
-            signer=None if control_key is None else Signer(control_key, client.cluster_id),
+            signer=None if control_key is None else Signer(control_key, client.cluster_id, other_keys),
         )
         try:
             await self._start_control_log(control_log)
@@ -250,7 +252,7 @@ class Process:
                 "See that the brokers are up, and that the proxy's own identity may describe and alter the cluster and "
                 "create, describe, read and write that topic.",
             ) from error
-        sealer = Sealer(control_key)
+        sealer = Sealer(control_key, other_keys)
         self._services.sealing_key_id = sealer.key_id
         context = self._context = Context(
             name,
@@ -302,6 +304,8 @@ class Process:
         self._audit.start(client, context.hide_topic)
         self._keep_files(front, gateway, sasl, context)
         self.reloads.start()
+        self._sealing = Sealing(control_log, sealer, self._supervision)
+        self._sealing.start()
         self._services.control = control_log
         self._services.export = control_log.export
         self._services.gateway = gateway
@@ -488,6 +492,8 @@ class Process:
                 log.exception("plugin not stopped", extra={"error": repr(error)})
         await self._audit.stop()
         await self.reloads.stop()
+        if self._sealing is not None:
+            await self._sealing.stop()
         if self._control_log is not None:
             # A write that the broker has not answered may still land: the others wait for the lease to run out then.
             await self._control_log.close(release=drained)
@@ -566,6 +572,11 @@ def _signing_warnings(control_log: ControlLog) -> Iterable[str]:
     state, unsigned = control_log.state, control_log.unsigned
     if state.level >= SIGNING and control_log.key_id and not state.key_id:
         yield "records of the control log are not signed: isthmus control upgrade, once all proxies have the key"
+    if state.key_id and control_log.key_id not in ("", state.key_id):
+        yield (
+            f"records of the control log are signed with the key {state.key_id}, and the first one here is "
+            f"{control_log.key_id}: isthmus control upgrade, once it is the first on all proxies"
+        )
     if unsigned.count:
         others = f", and {unsigned.count - 1} before it" if unsigned.count > 1 else ""
         yield f"somebody without the control key writes to {CONTROL_TOPIC}: {unsigned.last}{others}"

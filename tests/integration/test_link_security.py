@@ -152,6 +152,56 @@ def test_certificates_and_tokens_are_renewed_while_all_goes_on(
         until("goes on", lambda: pair.b.link(pair.name)["partitions"][0]["follower_end"] == 3)
 
 
+@pytest.mark.one_in_ci("stories", of="links that are encrypted")
+def test_a_control_key_comes_and_becomes_another_one(tmp_path: Path) -> None:
+    """Secrets that stood open are sealed, then sealed anew; records are signed, then with the other key."""
+    old, new, key = secrets.token_hex(32), secrets.token_hex(32), tmp_path / "key"
+    key.write_text(old)
+    with (
+        KafkaCluster(name="keys-a") as a,
+        KafkaCluster(name="keys-b") as b,
+        linked(a, b, a_proxies=[whole(a)]) as pair,
+    ):
+        proxy = pair.a.proxy
+        pair.raise_levels()
+        (known,) = proxy.cli("control", "describe")["secrets"]
+        assert known["key_id"] is None
+
+        def sealed() -> tuple[str | None, str | None]:
+            control = proxy.cli("control", "describe")
+            return control["secrets"][0]["key_id"], control["own_sealing_key_id"]
+
+        def sealed_with_own() -> bool:
+            with_key, own = sealed()
+            return with_key is not None and with_key == own
+
+        seen = []
+        for lines in (old, f"{old}\n{new}", f"{new}\n{old}"):
+            key.write_text(lines)
+            proxy.stop()
+            proxy.extra("cluster", control_key_file=str(key))
+            proxy.start()
+            until("sealed", sealed_with_own)
+            upgraded = proxy.cli("control", "upgrade")
+            seen.append((sealed()[0], upgraded["key_id"], upgraded["signs"]))
+            until("connected", lambda: pair.a.link(pair.name)["encryption"] == "frames")
+        assert seen[0][0] == seen[1][0] != seen[2][0]
+        assert seen[0][1] == seen[1][1] != seen[2][1]
+        assert [each[2] for each in seen] == [True, False, True]
+        pair.attach()
+        source, target = pair.names("keys")
+        pair.a.create_topic(source)
+        pair.a.produce(source, [b"x"])
+        pair.wait_end(target, 1)
+        proxy.stop()
+        key.write_text(new)  # too early: what is below is signed with the old one
+        proxy.spawn()
+        until("refused", lambda: not proxy.running)
+        assert "control_key_file" in proxy.log
+        key.write_text(f"{new}\n{old}")
+        proxy.start()
+
+
 def _lost(pair: Linked) -> list[str]:
     """The connections of the link that were lost."""
     return [line for line in pair.a.proxy.log.splitlines() if "link peer lost" in line and pair.name in line]

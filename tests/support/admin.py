@@ -59,6 +59,7 @@ from isthmus_plugins.links import (
     Promote,
     PromotedNamespace,
     PromoteReport,
+    SecretRotated,
     SetMode,
     TopicDecision,
     TopicPlan,
@@ -339,6 +340,11 @@ class MemoryLinks:
             update={"source_losses": [], "source_losses_left_off": 0}
         )
         return Acknowledged(link_name=link_name, acknowledged=len(lost))
+
+    async def rotate_secret(self, link_name: str) -> SecretRotated:
+        self.status(link_name)
+        self.calls.append(("rotate-secret", link_name))
+        return SecretRotated(link_name=link_name, secret_id="9b2e2c5e-0000-4000-8000-000000000001")
 
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}

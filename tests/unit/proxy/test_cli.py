@@ -447,6 +447,12 @@ def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
     ]
 
 
+def test_a_links_secret_is_rotated(admin: RunningAdmin) -> None:
+    said = run("link", "rotate-secret", "a-to-b", url=admin.url).stdout
+    assert said == "link a-to-b has a new secret at both sides (9b2e2c5e-0000-4000-8000-000000000001)\n"
+    assert admin.links.calls[-1] == ("rotate-secret", "a-to-b")
+
+
 def test_what_a_source_lost_is_told_until_it_is_acknowledged(admin: RunningAdmin) -> None:
     lost = SourceLossStatus(
         number=7,
