@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from isthmus_control.sealing import Sealed
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.tasks import Supervision
 
@@ -66,7 +67,6 @@ class LinkListenerSpec:
     host: str
     port: int
     server_tls: ssl.SSLContext | None
-    enrolment_token: bytes | None = field(repr=False)
     acceptor: type[Acceptor[Any]] = Acceptor
     """How: on sockets, or on those of a simulation."""
 
@@ -92,6 +92,9 @@ class PluginContext(Protocol):
     control: ControlApi
     link_listener: LinkListenerSpec | None
     link_client_tls: ssl.SSLContext | None
+    link_policy: LinkPolicy
+    """What the configuration allows of links."""
+
     fronted_brokers: frozenset[int] | None
     """None: every broker of the cluster."""
 
@@ -129,7 +132,11 @@ class PluginContext(Protocol):
 
     def secret_of(self, link: Link) -> bytes: ...
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed: ...
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
+
+    def open(self, sealed: Sealed, purpose: str) -> bytes:
+        """The secret again. Raises SealingError."""
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has.

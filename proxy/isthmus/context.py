@@ -21,6 +21,7 @@ from isthmus_control.sealing import Sealed, Sealer, Secret
 from isthmus_plugins import clock
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.process import AnchorsApi, Clock, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
@@ -74,6 +75,7 @@ class Context:
         link_section: LinkListenerSection | None,
         link_server_tls: ssl.SSLContext | None,
         link_client_tls: ssl.SSLContext | None,
+        link_policy: LinkPolicy,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
         partition_metrics: bool,
@@ -86,6 +88,7 @@ class Context:
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls
+        self.link_policy = link_policy
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
         self.partition_metrics = partition_metrics
@@ -102,13 +105,7 @@ class Context:
         self._link_section = link_section
         self._link_port: int | None = None
         if link_section is not None:
-            token = link_section.enrolment_token
-            self.link_listener = LinkListenerSpec(
-                link_section.bind.host,
-                link_section.bind.port,
-                link_server_tls,
-                None if token is None else token.get_secret_value().encode(),
-            )
+            self.link_listener = LinkListenerSpec(link_section.bind.host, link_section.bind.port, link_server_tls)
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
@@ -141,11 +138,15 @@ class Context:
     def secret_of(self, link: Link) -> bytes:
         """The link's secret. Raises SealingError where this proxy's control key does not open it."""
         assert link.secret is not None
-        return self._sealer.open(link.secret, link.link_id).reveal()
+        return self.open(link.secret, link.link_id)
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed:
-        """A link's secret as it may stand in the control log."""
-        return self._sealer.seal(Secret(secret), link_id)
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
+        return self._sealer.seal(Secret(secret), purpose)
+
+    def open(self, sealed: Sealed, purpose: str) -> bytes:
+        """The secret again. Raises SealingError."""
+        return self._sealer.open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has; read where one is not known."""

@@ -51,6 +51,7 @@ from isthmus_plugins import descriptors, hookspecs
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.confirmation import AckGate
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Supervision
@@ -247,6 +248,7 @@ class Process:
             config.link_listener,
             link_listener_tls(config),
             link_dial_tls(config),
+            LinkPolicy(config.link.remotes_allowed, config.link.allow_local_links),
             config.data.directory,
             config.replication.offsets_keyring_file,
             config.replication.partition_metrics,
@@ -472,6 +474,12 @@ class Process:
         front, context = self._front, self._context
         lease = self._lease()
         warnings = list(self._admin_access.warnings())
+        links = self.config.link_listener
+        if links is not None and links.has_enrolment_token:
+            warnings.append(
+                "link_listener.enrolment_token_file and ..._env are of versions before and do nothing: links are made "
+                "with tokens (isthmus link token create); remove the key"
+            )
         if self._audit.trouble is not None:
             warnings.append(f"{self._audit.waiting} audit lines are in the log alone so far: {self._audit.trouble}")
         control_log = self._control_log if self._ready else None  # before, it may not be started: it has no state

@@ -42,6 +42,7 @@ from isthmus_plugins.cluster import (
     TopicPartition,
     TransactionMarkers,
 )
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
@@ -821,6 +822,7 @@ class FakeContext:
         self.control = control
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
+        self.link_policy = LinkPolicy(("127.0.0.1", "localhost"), allow_local_links=True)
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
         self.partition_metrics = True
@@ -845,10 +847,13 @@ class FakeContext:
 
     def secret_of(self, link: Link) -> bytes:
         assert link.secret is not None
-        return Sealer(None).open(link.secret, link.link_id).reveal()
+        return self.open(link.secret, link.link_id)
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed:
-        return Sealer(None).seal(Secret(secret), link_id)
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        return Sealer(None).seal(Secret(secret), purpose)
+
+    def open(self, sealed: Sealed, purpose: str) -> bytes:
+        return Sealer(None).open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         return {each: name for each in topic_ids if (name := self.known_topic_name(each)) is not None}

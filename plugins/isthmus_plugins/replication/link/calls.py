@@ -247,6 +247,32 @@ class Attach(Question[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class AskAttachAnswer:
+    missing: tuple[str, ...] = ()
+    """What the asking cluster was not granted for that, as :mod:`isthmus_control.grants` writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAttach(Question[AskAttachAnswer]):
+    """Ask whether a pair may be attached; where not, it is shown to the operator there (but in a ``dry_run``).
+
+    Only where the peer knows the feature ``consents``; the fields are those of :class:`Attach`.
+    """
+
+    METHOD = "ask_attach"
+
+    type: ResourceType
+    local: str
+    remote: str
+    role: Role
+    truncate_target: bool = False
+    disable_transaction_verification: bool = False
+    dry_run: bool = False
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
 class AlterMapping(Question[Done]):
     """Have what is set of a pair of namespaces changed at the asked end, which follows; by its name there."""
 

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus_control.tokens import Token, is_signed
 from isthmus_plugins import dialling
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
@@ -74,6 +75,14 @@ class Credential:
     secret: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCredential:
+    """The same of a dialler who has to hold a token (:mod:`isthmus_control.tokens`): what that is verified by."""
+
+    public_key: str
+    acceptor_key: bytes = field(repr=False)
+
+
 class PeerSilent(LinkLost):
     """The peer said nothing for too long."""
 
@@ -126,8 +135,10 @@ class LinkConnection(asyncio.Protocol):
     """One end of a connection between two proxies.
 
     ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` looks at what a peer
-    said of itself whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake
+    said of itself whose proof holds; either may raise :class:`LinkRejected`. ``on_refused`` is told of a connection
+    that this end ends because of what the peer sent, with a code and why. ``on_ready`` is called when the handshake
     is over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
+    ``token``: with it a dialler proves itself, in place of a secret.
     """
 
     def __init__(
@@ -137,8 +148,10 @@ class LinkConnection(asyncio.Protocol):
         supervision: Supervision,
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
-        accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
+        token: Token | None = None,
+        accept: Callable[[dict[str, Any], LinkConnection], Credential | TokenCredential] | None = None,
         approve: Callable[[dict[str, Any]], None] | None = None,
+        on_refused: Callable[[LinkConnection, str, str], None] | None = None,
         identity: Mapping[str, Any] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
         on_made: Callable[[LinkConnection], None] | None = None,
@@ -168,9 +181,12 @@ class LinkConnection(asyncio.Protocol):
         """Whether the transport takes no more for now."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
+        self._token = token
+        self._shown: TokenCredential | None = None
         self._accept = accept
         self._approve = approve
         self._identity = dict(identity or {})
+        self._on_refused = on_refused or _log_refused
         self._on_ready = on_ready
         self._on_made = on_made
         self._key = X25519PrivateKey.generate()
@@ -204,6 +220,7 @@ class LinkConnection(asyncio.Protocol):
         hello: Mapping[str, Any],
         secret: bytes,
         identity: Mapping[str, Any],
+        token: Token | None = None,
         tls: ssl.SSLContext | None = None,
         approve: Callable[[dict[str, Any]], None] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
@@ -216,6 +233,7 @@ class LinkConnection(asyncio.Protocol):
                     supervision=supervision,
                     hello=hello,
                     secret=secret,
+                    token=token,
                     identity=identity,
                     approve=approve,
                     on_ready=on_ready,
@@ -244,6 +262,7 @@ class LinkConnection(asyncio.Protocol):
         if self.dialled:
             self._hello |= {
                 **self._identity,
+                **({} if self._token is None else {"token": self._token.token_id}),
                 "versions": [link.VERSION_MIN, link.VERSION_MAX],
                 "nonce": os.urandom(link.NONCE_BYTES).hex(),
                 "key": self._public_key(),
@@ -261,6 +280,11 @@ class LinkConnection(asyncio.Protocol):
     def peer_address(self) -> str:
         name = self._transport.get_extra_info("peername")
         return str(name[0]) if name else ""
+
+    @property
+    def shows_token(self) -> bool:
+        """Whether who dialled has named a token, right or not."""
+        return "token" in self._hello
 
     def _handshake_timed_out(self) -> None:
         self._fail(LinkLost("the peer did not finish the handshake in time"))
@@ -317,13 +341,10 @@ class LinkConnection(asyncio.Protocol):
                     return
                 self._take(kind, body)
         except MalformedFrame as error:
-            log.warning("link connection refused by protocol", extra={"peer": self.peer_address, "detail": str(error)})
+            self._on_refused(self, "MALFORMED", str(error))
             self._fail(error)
         except LinkRejected as error:
-            log.warning(
-                "link connection rejected",
-                extra={"peer": self.peer_address, "code": error.code, "detail": error.message},
-            )
+            self._on_refused(self, error.code, error.message)
             self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
             self._fail(error)
 
@@ -440,7 +461,10 @@ class LinkConnection(asyncio.Protocol):
             self._challenge = said
             self.round_trip_s = self._clock.monotonic() - self._last_sent
             words = link.transcript(self._hello, said)
-            if not self._proof_holds("acceptor", words, said):
+            if self._token is not None and features.TOKENS not in features.known_by(said):
+                self._fail(LinkRejected("UNSUPPORTED_VERSION", "the peer's version does not know tokens: upgrade it"))
+                return
+            if self._token is None and not self._proof_holds("acceptor", words, said):
                 self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
                 return
             try:
@@ -449,26 +473,40 @@ class LinkConnection(asyncio.Protocol):
             except LinkRejected as error:
                 self._fail(error)
                 return
-            self.send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
+            proof = link.proof(self._secret, "dialler", words) if self._token is None else self._token.sign(words)
+            self.send(link.encode_json(MessageType.PROOF, {"proof": proof}))
         elif self.dialled and kind is MessageType.WELCOME and self._challenge:
+            token = self._token
+            if token is not None and not self._proof_holds("acceptor", self._words, said, token.acceptor_key):
+                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer is not of the cluster that made the token"))
+                return
             self._handshake_done(self._challenge | said)
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
             self.round_trip_s = self._clock.monotonic() - self._last_sent
-            words = link.transcript(self._hello, self._challenge)
-            if not self._proof_holds("dialler", words, said):
+            if self._shown is not None and not is_signed(self._shown.public_key, self._words, str(said.get("proof"))):
+                raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold the token that it names")
+            if self._shown is None and not self._proof_holds("dialler", self._words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
             if self._approve is not None:
                 self._approve(self._hello)
-            self.send(link.encode_json(MessageType.WELCOME, {}))
+            # Who holds a token proves that first: only then has this end something to prove to it.
+            key = None if self._shown is None else self._shown.acceptor_key
+            welcome = {} if key is None else {"proof": link.proof(key, "acceptor", self._words)}
+            self.send(link.encode_json(MessageType.WELCOME, welcome))
             self._handshake_done(self._hello)
         else:
             raise MalformedFrame(f"{kind.name} out of turn in the handshake")
 
-    def _proof_holds(self, side: str, words: bytes, said: dict[str, Any]) -> bool:
+    @property
+    def _words(self) -> bytes:
+        """What both ends have said before they prove anything."""
+        return link.transcript(self._hello, self._challenge)
+
+    def _proof_holds(self, side: str, words: bytes, said: dict[str, Any], key: bytes | None = None) -> bool:
         given = str(said.get("proof", ""))
-        return given.isascii() and link.proof_holds(self._secret, side, words, given)
+        return given.isascii() and link.proof_holds(self._secret if key is None else key, side, words, given)
 
     def _challenge_for(self, hello: dict[str, Any]) -> None:
         assert self._accept is not None
@@ -487,15 +525,19 @@ class LinkConnection(asyncio.Protocol):
                 f"{highest}: upgrade the older one",
             )
         self._hello = hello
-        self._secret = self._accept(hello, self).secret
+        credential = self._accept(hello, self)
+        if isinstance(credential, TokenCredential):
+            self._shown = credential
+        else:
+            self._secret = credential.secret
         self._challenge = {
             **self._identity,
             "version": version,
             "nonce": os.urandom(link.NONCE_BYTES).hex(),
             "key": self._public_key(),
         }
-        words = link.transcript(hello, self._challenge)
-        self._challenge["proof"] = link.proof(self._secret, "acceptor", words)
+        if self._shown is None:
+            self._challenge["proof"] = link.proof(self._secret, "acceptor", self._words)
         self.send(link.encode_json(MessageType.CHALLENGE, self._challenge))
 
     def _handshake_done(self, peer: dict[str, Any]) -> None:
@@ -599,6 +641,10 @@ class LinkConnection(asyncio.Protocol):
             call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
         else:
             call.set_result(answer.get("result") or {})
+
+
+def _log_refused(connection: LinkConnection, code: str, why: str) -> None:
+    log.warning("link connection rejected", extra={"peer": connection.peer_address, "code": code, "detail": why})
 
 
 @contextmanager

@@ -30,6 +30,10 @@ SOURCE_DELETIONS: Final = "source-deletions"
 """It says which of its topics were deleted for certain, and does what is set for those of its source."""
 PIECES: Final = "pieces"
 """It takes large frames in pieces that come between others (:mod:`isthmus_protocol.link_pieces`)."""
+TOKENS: Final = "tokens"
+"""It takes links from who shows a token of its cluster's."""
+CONSENTS: Final = "consents"
+"""It says what it has not granted, and shows what waits for its operator."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -44,6 +48,8 @@ FEATURES: Final = (
     LEFT_OUT_NAMES,
     SOURCE_DELETIONS,
     PIECES,
+    TOKENS,
+    CONSENTS,
 )
 
 

@@ -7,7 +7,6 @@ through any of the link's remote addresses; the other side accepts them. After t
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,11 @@ from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.link_policy import is_loopback
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.rarely import Rarely
+from isthmus_plugins.rarely import Rarely, RarelyEach
 from isthmus_plugins.replication.link import calls, features, reasons
+from isthmus_plugins.replication.link.attempts import TokenAttempts, place_of
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
     Credential,
@@ -33,6 +34,7 @@ from isthmus_plugins.replication.link.connection import (
     LinkRejected,
     PeerSilent,
     Receiver,
+    TokenCredential,
 )
 from isthmus_plugins.replication.link.part import NotJoined, Part, not_joined
 from isthmus_plugins.tasks import Tasks
@@ -50,6 +52,10 @@ LEASE_POLL_S: Final = 0.1
 """A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
 HANDSHAKES_MAX: Final = 256
 """Connections that have not proved anything yet. More are closed at once."""
+NO_TOKEN: Final = (
+    "the token is none of this cluster's that can be used: it was used already, has expired, or was made elsewhere; "
+    "isthmus link token create makes one"
+)
 ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
 ALREADY_CONNECTED_WAIT_S: Final = 30.0
 _REASONS: Final = {
@@ -101,6 +107,8 @@ class LinkPeers(Part):
         """Connections that were accepted and not made yet: in their TLS handshake."""
         self._acceptor: Acceptor[LinkConnection] | None = None
         self._refused = Rarely(_log_refused)
+        self._rejected = RarelyEach[tuple[str, str, str]](_log_rejected)
+        self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
 
@@ -305,6 +313,7 @@ class LinkPeers(Part):
             supervision=self._context.supervision,
             accept=self._look_up,
             approve=self._approve,
+            on_refused=self._refused_peer,
             identity=self._identity(),
             on_ready=self._accepted_ready,
             on_made=self._made,
@@ -314,21 +323,14 @@ class LinkPeers(Part):
         self._arriving.discard(connection)
         self._accepted.add(connection)
 
-    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
-        """The secret that a dialler must hold. Raises LinkRejected."""
+    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential | TokenCredential:
+        """What a dialler must hold. Raises LinkRejected."""
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease (yet)")
         purpose = hello.get("purpose")
         if purpose == PURPOSE_CREATE:
-            spec = self._context.link_listener
-            token = spec.enrolment_token if spec is not None else None
-            if token is None and not _is_loopback(connection.peer_address):
-                raise LinkRejected(
-                    "AUTHENTICATION_ERROR",
-                    "this cluster takes new links from its own machine only: set [link_listener] enrolment_token_file "
-                    "on its proxies and give the token to `isthmus link create --token-file`",
-                )
-            return Credential(token or b"")
+            token_id = hello.get("token")
+            return self._without_token(connection) if token_id is None else self._token(str(token_id), connection)
         if purpose == PURPOSE_LINK:
             for link in self._context.control.state.links.values():
                 if link.link_id == hello.get("link_id"):
@@ -338,6 +340,34 @@ class LinkPeers(Part):
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
 
+    def _without_token(self, connection: LinkConnection) -> Credential:
+        if self._context.link_policy.allow_local_links and is_loopback(connection.peer_address):
+            return Credential(b"")
+        raise LinkRejected(
+            "AUTHENTICATION_ERROR",
+            "this cluster takes a link from who shows one of its tokens: isthmus link token create makes one there, "
+            "isthmus link create --token-file shows it (link.allow_local_links does without, on one machine)",
+        )
+
+    def _token(self, token_id: str, connection: LinkConnection) -> TokenCredential:
+        pause_s = self._attempts.pause_s(connection.peer_address)
+        if pause_s:
+            message = f"tokens that came from your address were none: try again in {pause_s:.0f} s"
+            raise LinkRejected("TOO_MANY_ATTEMPTS", message)
+        token = self._context.control.state.link_tokens.get(token_id)
+        if token is None or self._clock.time() * 1000 >= token.expires_ms:
+            raise LinkRejected("AUTHENTICATION_ERROR", NO_TOKEN)
+        try:
+            return TokenCredential(token.public_key, self._context.open(token.acceptor_key, token_id))
+        except SealingError as error:
+            raise LinkRejected("AUTHENTICATION_ERROR", f"this proxy cannot read its own token: {error}") from error
+
+    def _refused_peer(self, connection: LinkConnection, code: str, why: str) -> None:
+        """A connection that was accepted ends because of what its peer sent."""
+        if code == "AUTHENTICATION_ERROR" and connection.shows_token:
+            self._attempts.failed(connection.peer_address)
+        self._rejected.one(place_of(connection.peer_address), (connection.peer_address, code, why))
+
     def _approve(self, hello: dict[str, Any]) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
         for link in self._context.control.state.links.values():
@@ -346,6 +376,7 @@ class LinkPeers(Part):
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
+            self._attempts.succeeded(connection.peer_address)
             connection.handlers = self._create_answers
             return
         self._accepted.discard(connection)
@@ -488,8 +519,7 @@ def _log_refused(connections: int, detail: str) -> None:
     log.warning("link connections refused", extra={"connections": connections, "detail": detail})
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:
+    peer, code, why = last
+    extra = {"connections": connections, "peer": peer, "code": code, "detail": why}
+    log.warning("link connections rejected", extra=extra)

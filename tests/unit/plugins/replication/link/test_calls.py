@@ -119,6 +119,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [],
     ),
     (
+        calls.AskAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, True, on_source_delete=OnSourceDelete.DELETE),
+        '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":true,'
+        '"disable_transaction_verification":false,"dry_run":false,"on_source_delete":"delete"}',
+        [(calls.AskAttachAnswer(("lead:r-",)), '{"missing":["lead:r-"]}')],
+    ),
+    (
         calls.AlterMapping(ResourceType.TOPIC, "r-", OnSourceLoss.CUT),
         '{"type":"topic","local":"r-","on_source_loss":"cut"}',
         [(calls.Done(), "{}")],
