@@ -28,17 +28,23 @@ class AnchorsApi(Protocol):
     def own(self) -> Anchor | None:
         """How far this proxy has applied its cluster's log."""
 
+    def proof(self, anchor: Anchor) -> str | None:
+        """What proves to this cluster, when it has lost its log, that it told this anchor; None without control key."""
+
     def heard_of(self, cluster_id: str) -> Anchor | None:
         """How far a linked cluster's log was, as it said last."""
 
-    def hear(self, anchor: Anchor) -> None:
+    def proven_of(self, cluster_id: str) -> tuple[Anchor, str] | None:
+        """The same as it came with a proof, and that."""
+
+    def hear(self, anchor: Anchor, proof: str | None = None) -> None:
         """A linked cluster says how far its log is."""
 
     def told(self, anchor: Anchor, by: str) -> None:
         """A linked cluster says how far this one's log had been: nothing is vouched for unless it has that."""
 
-    def claimed(self, anchor: Anchor, by: str) -> None:
-        """The same of one who cannot prove to be linked: it counts where the log has never had a link."""
+    def claimed(self, anchor: Anchor, proof: str | None, by: str) -> None:
+        """The same of one whose link is not known here: it counts where it is proven that this cluster has told it."""
 
 
 class ControlApi(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaException
 from support.kafka import unique
-from support.links import Side, linked, sidecars, until, whole
+from support.links import Side, linked, sidecars, whole
 
 from isthmus_bench.kafka import KafkaCluster
 

@@ -733,7 +733,8 @@ class FakeAnchors:
         self.known: Anchor | None = None
         self.heard: dict[str, Anchor] = {}
         self.was_told: list[tuple[Anchor, str]] = []
-        self.was_claimed: list[tuple[Anchor, str]] = []
+        self.was_claimed: list[tuple[Anchor, str | None, str]] = []
+        self.proven: dict[str, tuple[Anchor, str]] = {}
 
     def own(self) -> Anchor | None:
         return self.known
@@ -741,14 +742,22 @@ class FakeAnchors:
     def heard_of(self, cluster_id: str) -> Anchor | None:
         return self.heard.get(cluster_id)
 
-    def hear(self, anchor: Anchor) -> None:
+    def proof(self, anchor: Anchor) -> str | None:
+        return f"by {anchor.cluster_id}: {anchor.offset}"
+
+    def proven_of(self, cluster_id: str) -> tuple[Anchor, str] | None:
+        return self.proven.get(cluster_id)
+
+    def hear(self, anchor: Anchor, proof: str | None = None) -> None:
         self.heard[anchor.cluster_id] = anchor
+        if proof is not None:
+            self.proven[anchor.cluster_id] = anchor, proof
 
     def told(self, anchor: Anchor, by: str) -> None:
         self.was_told.append((anchor, by))
 
-    def claimed(self, anchor: Anchor, by: str) -> None:
-        self.was_claimed.append((anchor, by))
+    def claimed(self, anchor: Anchor, proof: str | None, by: str) -> None:
+        self.was_claimed.append((anchor, proof, by))
 
 
 class FakeControl:

@@ -133,6 +133,8 @@ class TellAnchors(Question[Done]):
 
     own: str | None = None
     heard: str | None = None
+    proof: str | None = field(default=None, metadata=LEFT_OUT)
+    """Of ``own``, for the asking cluster alone: it is told again when that knows no link any more."""
 
 
 @dataclass(frozen=True, slots=True)

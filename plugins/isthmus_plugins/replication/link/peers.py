@@ -45,6 +45,8 @@ PURPOSE_CREATE: Final = "create-link"
 PURPOSE_LINK: Final = "link"
 HEARD: Final = "control_anchor"
 """In a HELLO: how far the control log of the other cluster had been."""
+PROOF: Final = "control_anchor_proof"
+"""In a HELLO: that the other cluster said so itself."""
 REDIAL_DELAY_MIN_S: Final = 0.2
 REDIAL_DELAY_MAX_S: Final = 2.0
 DELETED_LINK_GRACE_S: Final = 1.0
@@ -400,8 +402,12 @@ class LinkPeers(Part):
 
     def _hello(self, link: Link) -> dict[str, Any]:
         """What a dialler says. A cluster that lost its control log has no link to say the rest to."""
-        heard = self._context.control.anchors.heard_of(link.remote_cluster_id)
+        anchors = self._context.control.anchors
         hello = {"purpose": PURPOSE_LINK, "link_id": link.link_id}
+        proven = anchors.proven_of(link.remote_cluster_id)
+        if proven is not None:
+            return {**hello, HEARD: proven[0].encode(), PROOF: proven[1]}
+        heard = anchors.heard_of(link.remote_cluster_id)
         return hello if heard is None else {**hello, HEARD: heard.encode()}
 
     def _claimed(self, hello: Mapping[str, Any], connection: LinkConnection) -> None:
@@ -410,7 +416,8 @@ class LinkPeers(Part):
         except (KeyError, MalformedAnchor):
             return
         by = f"proxy {hello.get('proxy')!r} at {connection.peer_address}, of a link that this cluster does not know"
-        self._context.control.anchors.claimed(anchor, by)
+        proof = hello.get(PROOF)
+        self._context.control.anchors.claimed(anchor, proof if isinstance(proof, str) else None, by)
 
     def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:
         if peer.get("cluster_id") != link.remote_cluster_id:

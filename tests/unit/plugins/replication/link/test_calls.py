@@ -82,6 +82,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.Done(), "{}")],
     ),
     (calls.TellAnchors("x", None), '{"own":"x","heard":null}', [(calls.Done(), "{}")]),
+    (calls.TellAnchors("x", "y", "ab"), '{"own":"x","heard":"y","proof":"ab"}', []),
     (calls.DeleteLink(), "{}", [(calls.Done(), "{}")]),
     (
         calls.PlanAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, topics=(LED,)),
