@@ -326,6 +326,7 @@ class WithdrawAttach(Body):
     link: str
     type: ResourceType
     local_prefix: str
+    for_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from isthmus_control.model import (
@@ -154,8 +155,12 @@ def of_pair(mapping: NamespaceMapping) -> Grant:
     """The grant that comes with a pair."""
     if mapping.offsets is not None:
         return Grant(Right.LEAD, ResourceType.TOPIC, OFFSETS_TOPIC, attached=True)
-    given = _of_role(mapping.type, mapping.local_prefix, mapping.role)
-    return Grant(given.right, given.type, given.prefix, attached=True)
+    return with_pair(mapping.type, mapping.local_prefix, mapping.role)
+
+
+def with_pair(kind: ResourceType, prefix: str, role: Role) -> Grant:
+    """The same, by the local namespace and its role."""
+    return replace(_of_role(kind, prefix, role), attached=True)
 
 
 def _of_role(kind: ResourceType, prefix: str, role: Role) -> Grant:

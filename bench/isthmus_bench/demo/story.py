@@ -199,6 +199,7 @@ class Demo:
             background=self._keep,
             extra={
                 "proxy": {"lease_s": LEASE_S},
+                "link": {"allow_local_links": False},
                 "plugins": {"enabled": ["reservation", "replication", "capture"]},
                 "data": {"directory": str(self._captured / name)},
             },

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.grants import OFFSETS_COPY, covers, lacks, missing, needed_by, not_granted, of_pair
+from isthmus_control.grants import OFFSETS_COPY, covers, lacks, missing, needed_by, not_granted, of_pair, with_pair
 from isthmus_control.levels import CONSENT
 from isthmus_control.model import (
     AttachRequest,
@@ -167,10 +167,11 @@ def attached(state: ControlState, link: Link, mapping: NamespaceMapping, for_pee
 
 def detached(link: Link, mapping: NamespaceMapping, for_peer: bool) -> Link:
     """The link once a pair is detached: what came with it is taken back, unless the other side let it go."""
-    if for_peer:
-        return link
-    grant = of_pair(mapping)
-    return replace(link, grants=tuple(each for each in link.grants if each != grant))
+    return link if for_peer else replace(link, grants=_without_grant(link, of_pair(mapping)))
+
+
+def _without_grant(link: Link, grant: Grant) -> tuple[Grant, ...]:
+    return tuple(each for each in link.grants if each != grant)
 
 
 # --- what waits
@@ -198,7 +199,13 @@ def _withdraw_attach(state: ControlState, offset: int, command: c.Command, body:
         Rejection.NOT_FOUND,
         f"the {NamespaceKey(body.type, body.local_prefix)} does not wait on link {before.name!r}",
     )
-    return _changed(state, before, replace(before, waiting=rest))
+    after = replace(before, waiting=rest)
+    asked = before.waits(body.type, body.local_prefix)
+    if asked is not None and not body.for_peer:
+        # This side wants it no more: had it been attached, neither may the other side attach it again.
+        grants = _without_grant(after, with_pair(asked.type, asked.local_prefix, asked.role))
+        after = replace(after, grants=grants)
+    return _changed(state, before, after)
 
 
 def _without(link: Link, kind: ResourceType, local_prefix: str) -> tuple[AttachRequest, ...]:

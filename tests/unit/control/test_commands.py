@@ -81,7 +81,7 @@ BODIES: list[c.Body] = [
     c.DeleteToken("ab" * 8),
     c.ChangeGrants("l", GRANTS, GRANTS[:1]),
     c.RequestAttach("l", AttachRequest(TOPIC, "a-", "b-", Role.LEADER, True, on_source_delete=OnSourceDelete.DELETE)),
-    c.WithdrawAttach("l", TOPIC, "a-"),
+    c.WithdrawAttach("l", TOPIC, "a-", True),
     c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, for_peer=True),
     c.DetachNamespace("l", TOPIC, "a-", True),
     c.HoldBrokerConfig("n", "false", None),

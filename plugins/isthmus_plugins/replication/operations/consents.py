@@ -236,7 +236,8 @@ class Consents:
     async def on_detach(self, link: Link, question: calls.Detach) -> None:
         """The other side does not want a pair any more, or does not grant it."""
         if link.waits(question.type, question.local) is not None:
-            await self._commands.append_for_peer(WithdrawAttach(link.name, question.type, question.local))
+            withdraw = WithdrawAttach(link.name, question.type, question.local, for_peer=True)
+            await self._commands.append_for_peer(withdraw)
 
     def check(self, link_name: str, question: calls.PlanAttach | calls.CheckAcls) -> None:
         """Raise LinkRejected where the other side asks about what it may not have attached."""

@@ -331,6 +331,7 @@ class LinkService(Part):
         self, connection: LinkConnection, question: calls.TopicSettings
     ) -> calls.TopicSettingsAnswer:
         """What topics of a led namespace have for the settings that a follower overrides."""
+        self.consents.check_led(connection.link_name, question.prefix)
         led = await self._commands.for_peer(self.attaching.led_topics(question.prefix))
         try:
             return calls.TopicSettingsAnswer(await self._promotions.settings_of([each.topic for each in led]))
@@ -352,6 +353,7 @@ class LinkService(Part):
         The high watermark may lag behind; what is beyond it may be shown later, so the log ends count.
         """
         prefix = question.prefix
+        self.consents.check_led(connection.link_name, prefix)
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
         for name, truncation in self._context.control.state.truncations.items():
             if mapping.remote_name(name) is not None:  # its log is not whole

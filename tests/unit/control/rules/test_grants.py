@@ -137,6 +137,16 @@ def test_what_this_side_attached_the_other_may_detach_and_attach_again_until_thi
     log.refused("out-", LEADER)
 
 
+def test_what_this_side_withdraws_the_other_may_not_attach_again() -> None:
+    for for_peer in (True, False):
+        log = Log()
+        log.attached("out-", LEADER, for_peer=False)
+        log.ok(c.DetachNamespace("ab", TOPIC, "out-", for_peer=True))
+        log.ok(c.RequestAttach("ab", AttachRequest(TOPIC, "out-", "out-", LEADER, asked_here=True)))
+        log.ok(c.WithdrawAttach("ab", TOPIC, "out-", for_peer))
+        assert log.granted == (["follow:out- (attached)"] if for_peer else [])
+
+
 def test_revoked_is_what_comes_and_what_is_attached_goes_on() -> None:
     log = Log("lead:orders-,follow:audit-")
     log.attached("orders-eu-")

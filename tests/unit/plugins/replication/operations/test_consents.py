@@ -15,8 +15,10 @@ from isthmus_control.tokens import Token
 from isthmus_plugins import links
 from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.attempts import ADDRESSES_MAX, PAUSE_S_MAX, TokenAttempts
-from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link.call_codec import Question
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 
 NO_LOCAL = LinkPolicy(("127.0.0.1",))
 LEADS = links.Attach(local="l-", remote="r-", role="leader")
@@ -360,6 +362,12 @@ def test_a_peer_is_told_of_no_topics_that_it_may_not_follow_and_plans_nothing(mo
                 await proxy.links.attach("a-to-b", request)
             assert raised.value.code == "NOT_GRANTED"
         assert attached(two) == [[], []]
+        connection = two.b.plugin.parts.peers.connections("a-to-b")[0]
+        asked: tuple[Question[Any], ...] = (calls.LedTopics(""), calls.LogEnds(""), calls.TopicSettings("secret-"))
+        for question in asked:
+            with pytest.raises(LinkRejected) as rejected:
+                await connection.call(question)
+            assert rejected.value.code == "NOT_GRANTED"
         with pytest.raises(OperationError, match="__consumer_offsets"):
             await two.a.links.alter("a-to-b", links.AlterLink(offsets_topic="whole"))
         assert not two.controls["B"].state.links["a-to-b"].offsets_topics
