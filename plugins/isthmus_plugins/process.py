@@ -141,7 +141,7 @@ class PluginContext(Protocol):
     def seal(self, secret: bytes, purpose: str) -> Sealed:
         """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
 
-    def open(self, sealed: Sealed, purpose: str) -> bytes:
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
         """The secret again. Raises SealingError."""
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:

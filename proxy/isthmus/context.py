@@ -138,13 +138,13 @@ class Context:
     def secret_of(self, link: Link) -> bytes:
         """The link's secret. Raises SealingError where this proxy's control key does not open it."""
         assert link.secret is not None
-        return self.open(link.secret, link.link_id)
+        return self.unseal(link.secret, link.link_id)
 
     def seal(self, secret: bytes, purpose: str) -> Sealed:
         """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
         return self._sealer.seal(Secret(secret), purpose)
 
-    def open(self, sealed: Sealed, purpose: str) -> bytes:
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
         """The secret again. Raises SealingError."""
         return self._sealer.open(sealed, purpose).reveal()
 

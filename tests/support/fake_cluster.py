@@ -856,12 +856,12 @@ class FakeContext:
 
     def secret_of(self, link: Link) -> bytes:
         assert link.secret is not None
-        return self.open(link.secret, link.link_id)
+        return self.unseal(link.secret, link.link_id)
 
     def seal(self, secret: bytes, purpose: str) -> Sealed:
         return Sealer(None).seal(Secret(secret), purpose)
 
-    def open(self, sealed: Sealed, purpose: str) -> bytes:
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
         return Sealer(None).open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:

@@ -160,7 +160,9 @@ def attached(state: ControlState, link: Link, mapping: NamespaceMapping, for_pee
     """The link once a pair is attached: it waits no more, and what this side attached is granted with it."""
     link = replace(link, waiting=_without(link, mapping.type, mapping.local_prefix))
     grant = of_pair(mapping)
-    if for_peer or state.level < CONSENT or grant in link.grants:
+    # For the other side it was granted, or this side's operator had asked for the same pair.
+    known = any(covers(each, grant) for each in link.grants) if for_peer else grant in link.grants
+    if state.level < CONSENT or known:
         return link
     return replace(link, grants=(*link.grants, grant))
 

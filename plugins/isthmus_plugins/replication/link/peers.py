@@ -360,7 +360,7 @@ class LinkPeers(Part):
         if token is None or self._clock.time() * 1000 >= token.expires_ms:
             raise LinkRejected("AUTHENTICATION_ERROR", NO_TOKEN)
         try:
-            return TokenCredential(token.public_key, self._context.open(token.acceptor_key, token_id))
+            return TokenCredential(token.public_key, self._context.unseal(token.acceptor_key, token_id))
         except SealingError as error:
             raise LinkRejected("AUTHENTICATION_ERROR", f"this proxy cannot read its own token: {error}") from error
 

@@ -198,6 +198,7 @@ def test_both_operators_who_ask_for_the_same_pair_agree() -> None:
     log.ok(c.RequestAttach("ab", AttachRequest(TOPIC, "out-", "out-", LEADER, asked_here=False)))
     log.attached("out-", LEADER)
     assert log.waiting == []
+    assert log.granted == ["follow:out- (attached)"], "as if this side had attached it"
 
 
 def test_a_token_is_used_once_before_it_expires() -> None:

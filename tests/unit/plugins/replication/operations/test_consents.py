@@ -105,8 +105,8 @@ def test_a_holder_tells_nothing_to_who_did_not_make_the_token(monkeypatch: pytes
 
     async def work(two: Two) -> None:
         right = await token(two)
-        open_ = two.b.context.open
-        two.b.context.open = lambda sealed, purpose: bytes(32) if len(purpose) == 16 else open_(sealed, purpose)
+        unseal = two.b.context.unseal
+        two.b.context.unseal = lambda sealed, purpose: bytes(32) if len(purpose) == 16 else unseal(sealed, purpose)
         assert "not of the cluster that made the token" in await refused(two, "AUTHENTICATION_ERROR", token=right)
         assert not two.controls["A"].state.links
 
