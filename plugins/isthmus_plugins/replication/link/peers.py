@@ -368,7 +368,8 @@ class LinkPeers(Part):
         """A connection that was accepted ends because of what its peer sent."""
         if code == "AUTHENTICATION_ERROR" and connection.shows_token:
             self._attempts.failed(connection.peer_address)
-        self._rejected.one(place_of(connection.peer_address), (connection.peer_address, code, why))
+        place = place_of(connection.peer_address)
+        self._rejected.one(f"{place} {code}", (connection.peer_address, code, why))
 
     def _approve(self, hello: dict[str, Any]) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
