@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +122,7 @@ def test_a_token_once_a_wrong_one_and_one_that_expired(two: Two) -> None:
     chosen.write_text("Winter2026!\n")
     assert "somebody chose it" in two.refused("--token-file", str(chosen))
     late = two.token("--expires", "1s")
+    time.sleep(2)
     until("it may be tried again", lambda: "TOO_MANY" not in (said := two.refused(*late)) and "has expired" in said)
     for log in (two.a.proxy.log, two.b.proxy.log):
         assert "isthmus-token-" not in log
