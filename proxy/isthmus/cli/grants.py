@@ -160,12 +160,12 @@ def _change(
         show(admin.post(f"/v1/links/{_path(name)}/{what}", {"may": named}), output, _grant_lines)
 
 
-def waiting_lines(waiting: list[dict[str, Any]]) -> Iterator[str]:
-    """What is to be attached and waits, if anything does."""
+def waiting_lines(waiting: list[dict[str, Any]], link_name: str | None = None) -> Iterator[str]:
+    """What is to be attached to a link and waits, if anything does; with its name, where there may be several."""
     if not waiting:
         return
     yield ""
-    yield "not attached, waits for an operator:"
+    yield f"not attached{'' if link_name is None else f' to {link_name}'}, waits for an operator:"
     yield from columns(
         ("TYPE", "LOCAL", "ROLE", "REMOTE", "ASKED_BY", "SINCE", "MISSING", "REASON"),
         (

@@ -309,6 +309,17 @@ def test_tokens_and_grants(admin: RunningAdmin) -> None:
     assert admin.links.granted == []
     assert run("link", "grant", "a-to-b", url=admin.url).exit_code == 2
 
+    link = admin.links.links["a-to-b"]
+    admin.links.links["a-to-b"] = link.model_copy(update={"waiting": admin.links.grants("a-to-b").waiting})
+    for command, head in (
+        (("link", "describe", "a-to-b"), "not attached, waits"),
+        (("status",), "attached to a-to-b, w"),
+    ):
+        text = run(*command, url=admin.url).stdout
+        assert head in text
+        assert re.search(waits, text, re.MULTILINE)
+    admin.links.links["a-to-b"] = link
+
     admin.links.missing = ["lead:orders-"]
     attach = ("link", "attach", "a-to-b", "--local", "orders-", "--remote", "orders-", "--role", "leader")
     assert "waits: the other cluster has not granted lead:orders-" in run(*attach, url=admin.url).stdout
