@@ -29,7 +29,14 @@ BROKER_IDS_MAX: Final = 9
 
 EARLIER_VERSION: Final = "ISTHMUS_EARLIER_VERSION"
 """In a proxy's environment: it runs one, which does not know :data:`LATER_SETTINGS`."""
-LATER_SETTINGS: Final = frozenset({("admin_listener", "loopback_without_authentication")})
+LATER_SETTINGS: Final = frozenset(
+    {
+        ("admin_listener", "loopback_without_authentication"),
+        ("link", "allow_local_links"),
+        ("link", "remotes_allowed"),
+        ("link", "require_encryption"),
+    }
+)
 
 
 class ProxyFailed(Exception):
@@ -74,20 +81,22 @@ class ProxyProcess:
             "proxy": {"name": name, "lease_s": 10.0, "drain_timeout_s": 5.0},
             "cluster": {"bootstrap_servers": bootstrap_servers},
             "client_listener": {"bind": self.bootstrap},
+            "link": {"allow_local_links": True, "remotes_allowed": [HOST]},
             "admin_listener": {"bind": f"{HOST}:{admin}", "loopback_without_authentication": True},
             "data": {"directory": str(self.directory / f"{name}-data")},
         }
         if link_reach is not None:
             tables["link_listener"] = {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address}
         if EARLIER_VERSION not in (environment or {}):
-            tables["link"] = {"require_encryption": True}
+            tables["link"]["require_encryption"] = True
         if broker_id is not None:
             tables["cluster"]["broker_id"] = broker_id
         for table, settings in (extra or {}).items():
             tables.setdefault(table, {}).update(settings)
         self.config_path = self.directory / f"{name}.toml"
         self.log_path = self.directory / f"{name}.log"
-        self._tables = tables
+        self.tables = tables
+        """The configuration, from the next start on."""
         self.environment = dict(environment or {})
         self.options: tuple[str, ...] = ()
         """More arguments of the command, from the next start on."""
@@ -122,7 +131,7 @@ class ProxyProcess:
 
     def extra(self, table: str, **settings: Any) -> None:
         """Add to a table of the configuration, from the next start on."""
-        self._tables.setdefault(table, {}).update(settings)
+        self.tables.setdefault(table, {}).update(settings)
 
     def spawn(self) -> None:
         """Start the process and return at once. It ends with the calling *thread*, unless in the background."""
@@ -141,11 +150,12 @@ class ProxyProcess:
     def _known_tables(self) -> dict[str, dict[str, Any]]:
         """The configuration, as far as the version knows it that runs."""
         if EARLIER_VERSION not in self.environment:
-            return self._tables
-        return {
+            return self.tables
+        known = {
             table: {name: value for name, value in settings.items() if (table, name) not in LATER_SETTINGS}
-            for table, settings in self._tables.items()
+            for table, settings in self.tables.items()
         }
+        return {table: settings for table, settings in known.items() if settings}
 
     def _prepare(self) -> None:
         if self._descriptors is not None:
@@ -234,6 +244,17 @@ class ProxyProcess:
         if check and done.returncode != 0:
             raise ProxyFailed(f"isthmus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def write_token(self, file: Path, *may: str) -> None:
+        """Write a token to ``file`` with which another cluster, on another machine, makes a link with this one.
+
+        ``may``: what it grants, beside settings of brokers.
+        """
+        self.cli("control", "upgrade")
+        granted = [each for grant in may for each in ("--may", grant)]
+        token = self.cli("link", "token", "create", "--broker-settings", *granted)["token"]
+        file.touch(0o600)
+        file.write_text(token)
 
     def get(self, path: str) -> Any:
         """GET a REST resource of the proxy."""

@@ -28,6 +28,7 @@ from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
 from isthmus_control.levels import (
     CONCERNS,
+    CONSENT,
     FROM_FIRST,
     PREFIXES,
     SECRET_ROTATION,
@@ -38,7 +39,9 @@ from isthmus_control.levels import (
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
+    AttachRequest,
     BrokerClaim,
+    Grant,
     LinkMode,
     LinkSettings,
     NamespaceKey,
@@ -227,7 +230,11 @@ class DeleteNamespace(Body):
 
 @dataclass(frozen=True, slots=True)
 class CreateLink(Body):
-    """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID)."""
+    """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID).
+
+    ``token``: the id of this cluster's token that the other side has shown. It is used up, and what it grants is
+    granted; without one, ``grants`` are.
+    """
 
     KIND: ClassVar[str] = "create-link"
     VERSION: ClassVar[int] = 3
@@ -240,6 +247,8 @@ class CreateLink(Body):
     secret: Sealed | None = None
     mode: LinkMode = LinkMode.ASYNCHRONOUS
     config: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", metadata=since(CONSENT))
+    grants: tuple[Grant, ...] = field(default=(), metadata=since(CONSENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,12 +338,65 @@ class DeleteLink(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateToken(Body):
+    """A token with which another cluster may make one link with this one."""
+
+    KIND: ClassVar[str] = "create-token"
+    SINCE: ClassVar[int] = CONSENT
+    token_id: str
+    public_key: str
+    acceptor_key: Sealed
+    grants: tuple[Grant, ...]
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteToken(Body):
+    KIND: ClassVar[str] = "delete-token"
+    SINCE: ClassVar[int] = CONSENT
+    token_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGrants(Body):
+    """What the other cluster of a link may have done here from now on; what is attached stays attached."""
+
+    KIND: ClassVar[str] = "change-grants"
+    SINCE: ClassVar[int] = CONSENT
+    link: str
+    given: tuple[Grant, ...] = ()
+    taken: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAttach(Body):
+    """A pair of namespaces is to be attached once that is granted."""
+
+    KIND: ClassVar[str] = "request-attach"
+    SINCE: ClassVar[int] = CONSENT
+    link: str
+    request: AttachRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAttach(Body):
+    """It is not to be attached any more."""
+
+    KIND: ClassVar[str] = "withdraw-attach"
+    SINCE: ClassVar[int] = CONSENT
+    link: str
+    type: ResourceType
+    local_prefix: str
+    for_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AttachNamespace(Body):
     """Attaches a pair of namespaces; a follower becomes reserved.
 
     ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
     The consents: see :class:`~isthmus_control.model.NamespaceMapping`. ``on_source_loss``, ``on_source_delete`` None:
-    as it is.
+    as it is. ``for_peer``, of this and other commands: the other cluster asked, which may have what it was granted.
     """
 
     KIND: ClassVar[str] = "attach-namespace"
@@ -349,6 +411,7 @@ class AttachNamespace(Body):
     disable_transaction_verification: bool = False
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
     def mapping(self, attached_ms: int = 0, at_offset: int = 0) -> NamespaceMapping:
         """What is attached, once the command stands at ``at_offset``."""
@@ -380,6 +443,7 @@ class AlterMapping(Body):
     local_prefix: str
     on_source_loss: OnSourceLoss | None
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +452,7 @@ class DetachNamespace(Body):
     link: str
     type: ResourceType
     local_prefix: str
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +531,7 @@ class SetOffsetsTopic(Body):
     link: str
     role: Role
     copy: OffsetsCopy | None
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
 
 # --- follower topics and provenance
@@ -1013,6 +1079,11 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             SealSecret,
             MergeLink,
             DeleteLink,
+            CreateToken,
+            DeleteToken,
+            ChangeGrants,
+            RequestAttach,
+            WithdrawAttach,
             AttachNamespace,
             AlterMapping,
             DetachNamespace,

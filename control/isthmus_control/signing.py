@@ -59,6 +59,14 @@ class Signer:
         rest = {name: value for name, value in envelope.items() if name != MAC}
         return isinstance(mac, str) and mac.isascii() and hmac.compare_digest(mac, self.mac(rest))
 
+    def prove(self, anchor: str) -> str:
+        """What proves, to who has the key, that an anchor was told by this cluster itself."""
+        return self.mac({"anchor": anchor})
+
+    def proves(self, anchor: str, proof: str) -> bool:
+        """Whether it does."""
+        return self.signed({"anchor": anchor, MAC: proof})
+
 
 def key_needed(needed: str, signer: Signer | None) -> str | None:
     """Why a proxy cannot follow a log whose records are signed with the key of this id; None: it can, or none are."""

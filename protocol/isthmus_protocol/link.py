@@ -1,8 +1,9 @@
 """The link protocol: messages between the proxies of two clusters.
 
-A connection starts with a handshake in which both ends prove that they hold the link's secret (or, to create a link,
-the enrolment token) before anything else is said. After it both ends are equal: either may call the other, and records
-flow from the leader end of a namespace to its follower end, whoever dialled.
+A connection starts with a handshake in which both ends prove that they hold the link's secret before anything else is
+said. To create a link the dialler names a token of the acceptor's cluster: its PROOF is a signature then, and the
+acceptor's own proof stands in WELCOME, after it. After the handshake both ends are equal: either may call the other,
+and records flow from the leader end of a namespace to its follower end, whoever dialled.
 
 ::
 
@@ -10,7 +11,7 @@ flow from the leader end of a namespace to its follower end, whoever dialled.
       HELLO  versions, link, cluster, nonce, key -->
                                       <-- CHALLENGE  version, cluster, nonce, key, proof
       PROOF  proof                           -->
-                                      <-- WELCOME  (or REJECT code, message, at any point)
+                                      <-- WELCOME  (proof)  (or REJECT code, message, at any point)
       then, in both directions:  CALL / RESULT   control, JSON
                                  APPEND          records of one partition, whole batches, in offset order
                                  APPENDED        the follower's log end, cumulative

@@ -10,11 +10,12 @@
     [client_listener]
     bind = "0.0.0.0:19092"
     advertised_host = "proxy-1.example.org"
+    [link]
+    remotes_allowed = ["proxy-b.example.org"]    # where links may be created to
+    require_encryption = true                    # no link in the clear with proxies of older versions
     [link_listener]
     bind = "0.0.0.0:19192"
     advertised = "proxy-1.example.org:19192"
-    [link]
-    require_encryption = true                    # no link in the clear with proxies of older versions
     [admin_listener]
     bind = "127.0.0.1:28080"
     unix_socket = "/run/isthmus/admin.sock"      # who may open it may do everything
@@ -60,6 +61,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from isthmus.errors import ConfigurationError
 from isthmus.kafka.security import SecuritySpec
 from isthmus_control.sealing import KEY_BYTES, Secret
+from isthmus_plugins.link_policy import is_allowance
 
 SECRET_BYTES_MAX: Final = 64 * 1024
 UNIX_SOCKET_BYTES_MAX: Final = 107
@@ -347,9 +349,24 @@ class ClientListenerSection(Section):
         return Address(self.bind.host, port)
 
 
-class LinkListenerSection(Section):
-    SECRETS: ClassVar[tuple[str, ...]] = ("enrolment_token",)
+class LinkSection(Section):
+    """Links, whoever dials."""
 
+    remotes_allowed: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Where links may be created to from here: ``host:port`` of a link listener, or ``host`` with any port."""
+    allow_local_links: bool = False
+    """Who comes from a loopback address of this machine may create a link without a token, and is granted all."""
+    require_encryption: bool = False
+    """Whether connections that neither TLS nor their ends encrypt are refused: those with proxies of older versions."""
+    tls_cafile: FilePath | None = None
+    """Who signs the certificates of the link listeners that this proxy dials: they have TLS. None: as
+    ``[link_listener]`` has it."""
+    tls_certfile: FilePath | None = None
+    """What this proxy shows them, where they ask for a certificate."""
+    tls_keyfile: FilePath | None = None
+
+
+class LinkListenerSection(Section):
     bind: Bind
     advertised: Advertised | None = None
     """Where proxies of other clusters reach this one; None: ``bind``."""
@@ -359,26 +376,16 @@ class LinkListenerSection(Section):
     """Who signs the certificates of the other clusters' proxies."""
     enrolment_token_file: FilePath | None = None
     enrolment_token_env: EnvironmentName | None = None
+    """Of versions before :mod:`isthmus_control.tokens`. Nothing is read of them, and ``status`` says so."""
 
     @property
-    def enrolment_token(self) -> SecretStr | None:
-        """Who creates a link from another cluster must know it. None: only who comes from a loopback address may."""
-        return self._secrets.get("enrolment_token")
+    def has_enrolment_token(self) -> bool:
+        """Whether the configuration has what is not used any more."""
+        return self.enrolment_token_file is not None or self.enrolment_token_env is not None
 
     def advertised_at(self, port: int) -> Address:
         """The advertised address, given the port in use."""
         return self.advertised or Address(self.bind.host, port)
-
-
-class LinkSection(Section):
-    require_encryption: bool = False
-    """Whether connections that neither TLS nor their ends encrypt are refused: those with proxies of older versions."""
-    tls_cafile: FilePath | None = None
-    """Who signs the certificates of the link listeners that this proxy dials: they have TLS. None: as
-    ``[link_listener]`` has it."""
-    tls_certfile: FilePath | None = None
-    """What this proxy shows them, where they ask for a certificate."""
-    tls_keyfile: FilePath | None = None
 
 
 class AdminListenerSection(Section):
@@ -431,9 +438,9 @@ class ProxyConfig(Section):
     proxy: ProxySection = Field(default_factory=ProxySection)
     cluster: ClusterSection
     client_listener: ClientListenerSection
+    link: LinkSection = Field(default_factory=LinkSection)
     link_listener: LinkListenerSection | None = None
     """None: other clusters cannot connect to this proxy; it can still connect to them."""
-    link: LinkSection = Field(default_factory=LinkSection)
     admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
     data: DataSection = Field(default_factory=DataSection)
     replication: ReplicationSection = Field(default_factory=ReplicationSection)
@@ -551,8 +558,8 @@ def _section_at(location: list[str]) -> type[BaseModel]:
         "proxy": ProxySection,
         "cluster": ClusterSection,
         "client_listener": ClientListenerSection,
-        "link_listener": LinkListenerSection,
         "link": LinkSection,
+        "link_listener": LinkListenerSection,
         "admin_listener": AdminListenerSection,
         "data": DataSection,
         "replication": ReplicationSection,
@@ -597,6 +604,10 @@ def _rules(config: ProxyConfig) -> Iterator[Problem]:
     yield from _cluster_rules(config.cluster)
     yield from _listener_rules(config)
     yield from _admin_rules(config.admin_listener)
+    for position, remote in enumerate(config.link.remotes_allowed):
+        if not is_allowance(remote):
+            fix = 'write it as "proxy-b.example.org:19192", or without a port'
+            yield Problem(f"link.remotes_allowed.{position}", f'"{remote}"', "host:port, or a host", fix)
     installed = sorted({entry.name for entry in entry_points(group=PLUGIN_ENTRY_POINTS)})
     for position, name in enumerate(config.plugins.enabled):
         key = f"plugins.enabled.{position}"
@@ -754,14 +765,6 @@ def _read_secrets(config: ProxyConfig, environment: Mapping[str, str]) -> Iterat
                 yield secret
             else:
                 section._secrets[name] = SecretStr(secret)
-
-
-def read_secret_file(config: ProxyConfig, key: str, path: Path) -> str:
-    """The secret in a file, as it is now. Raises :class:`ConfigError`."""
-    secret = _read_secret_file(key, path)
-    if isinstance(secret, Problem):
-        raise ConfigError(config.source, [secret])
-    return secret
 
 
 def _read_secret_file(key: str, path: Path) -> str | Problem:

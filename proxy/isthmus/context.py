@@ -23,6 +23,7 @@ from isthmus_plugins import clock
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.process import AnchorsApi, Clock, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
@@ -76,7 +77,7 @@ class Context:
         link_section: LinkListenerSection | None,
         link_server_tls: ssl.SSLContext | None,
         link_client_tls: ssl.SSLContext | None,
-        require_link_encryption: bool,
+        link_policy: LinkPolicy,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
         partition_metrics: bool,
@@ -89,7 +90,7 @@ class Context:
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls
-        self.require_link_encryption = require_link_encryption
+        self.link_policy = link_policy
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
         self.partition_metrics = partition_metrics
@@ -106,13 +107,7 @@ class Context:
         self._link_section = link_section
         self._link_acceptor: Acceptor[Any] | None = None
         if link_section is not None:
-            token = link_section.enrolment_token
-            self.link_listener = LinkListenerSpec(
-                link_section.bind.host,
-                link_section.bind.port,
-                link_server_tls,
-                None if token is None else token.get_secret_value().encode(),
-            )
+            self.link_listener = LinkListenerSpec(link_section.bind.host, link_section.bind.port, link_server_tls)
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
@@ -145,11 +140,6 @@ class Context:
         """Have peers dialled with this from now on."""
         self.link_client_tls = client_tls
 
-    def use_enrolment_token(self, token: bytes | None) -> None:
-        """Have links created with this from now on."""
-        if self.link_listener is not None:
-            self.link_listener = replace(self.link_listener, enrolment_token=token)
-
     @property
     def link_address(self) -> str | None:
         """Where peers reach this proxy's link listener."""
@@ -158,13 +148,13 @@ class Context:
         address: Address = self._link_section.advertised_at(self._link_acceptor.port)
         return str(address)
 
-    def unseal(self, sealed: Sealed, link_id: str) -> bytes:
-        """A link's secret. Raises SealingError where this proxy's control keys do not open it."""
-        return self._sealer.open(sealed, link_id).reveal()
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
+        return self._sealer.seal(Secret(secret), purpose)
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed:
-        """A link's secret as it may stand in the control log."""
-        return self._sealer.seal(Secret(secret), link_id)
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
+        """The secret again. Raises SealingError where this proxy's control keys do not open it."""
+        return self._sealer.open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has; read where one is not known."""

@@ -12,7 +12,6 @@ import logging
 import signal
 import ssl
 from collections.abc import Awaitable, Iterable
-from functools import partial
 from importlib.metadata import entry_points, version
 from itertools import chain
 from typing import Any, Final, cast
@@ -30,7 +29,7 @@ from isthmus.admin.unix_socket import UnixSocket
 from isthmus.anchor_places import places_of
 from isthmus.audit_topic import AuditTopic
 from isthmus.cluster_access import ClusterAccess
-from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig, read_secret_file
+from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig
 from isthmus.config_tls import (
     admin_listener_tls,
     client_listener_tls,
@@ -62,6 +61,7 @@ from isthmus_plugins import descriptors, hookspecs
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.confirmation import AckGate
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Supervision
@@ -265,7 +265,7 @@ class Process:
             config.link_listener,
             link_listener_tls(config),
             link_dial_tls(config),
-            config.link.require_encryption,
+            LinkPolicy(config.link.remotes_allowed, config.link.allow_local_links, config.link.require_encryption),
             config.data.directory,
             config.replication.offsets_keyring_file,
             config.replication.partition_metrics,
@@ -364,10 +364,6 @@ class Process:
             files = [links.tls_certfile, links.tls_keyfile, links.tls_cafile]
             keep("link_listener.tls", files, lambda: link_listener_tls(config), context.use_link_tls)
             dialled += files
-            if (path := links.enrolment_token_file) is not None:
-                key = "link_listener.enrolment_token_file"
-                token = partial(read_secret_file, config, key, path)
-                keep(key, [path], lambda: token().encode(), context.use_enrolment_token)
         keep("link.tls", dialled, lambda: link_dial_tls(config), context.use_link_dial_tls)
 
     async def _start_control_log(self, control_log: ControlLog) -> None:
@@ -536,6 +532,12 @@ class Process:
         front, context = self._front, self._context
         lease = self._lease()
         warnings = list(self._admin_access.warnings())
+        links = self.config.link_listener
+        if links is not None and links.has_enrolment_token:
+            warnings.append(
+                "link_listener.enrolment_token_file and ..._env are of versions before and do nothing: links are made "
+                "with tokens (isthmus link token create); remove the key"
+            )
         if self._audit.trouble is not None:
             warnings.append(f"{self._audit.waiting} audit lines are in the log alone so far: {self._audit.trouble}")
         control_log = self._control_log if self._ready else None  # before, it may not be started: it has no state

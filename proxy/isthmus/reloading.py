@@ -1,4 +1,4 @@
-"""Certificates, keys and tokens in files, used anew when the files change, and never worse than before.
+"""Certificates and keys in files, used anew when the files change, and never worse than before.
 
 Whoever renews them writes the files anew, moves others in their place, or swaps a symbolic link in their path, as
 Kubernetes does. Connections that are made go on as they are; those to come get what is new. Files that cannot be used

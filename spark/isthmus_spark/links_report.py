@@ -35,7 +35,7 @@ _LINES_MAX: Final = 6
 _ROWS_MAX: Final = 300
 
 ADVICE: Final = {
-    "AUTHENTICATION_ERROR": "The proxies' link secrets or enrolment tokens differ: enrol the peer again.",
+    "AUTHENTICATION_ERROR": "The proxies' link secrets differ: make the link again.",
     "UNRESOLVABLE_BOOTSTRAP_ERROR": "The peer's name is not known here: see DNS and the link's remote address.",
     "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR": "Nothing listens at the peer's address: is its proxy up?",
     "TIMEOUT_ERROR": "The peer takes too long: see the network between the clusters, and the load of its proxy.",

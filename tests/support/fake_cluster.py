@@ -41,6 +41,7 @@ from isthmus_plugins.cluster import (
     TopicPartition,
     TransactionMarkers,
 )
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
@@ -731,7 +732,8 @@ class FakeAnchors:
         self.known: Anchor | None = None
         self.heard: dict[str, Anchor] = {}
         self.was_told: list[tuple[Anchor, str]] = []
-        self.was_claimed: list[tuple[Anchor, str]] = []
+        self.was_claimed: list[tuple[Anchor, str | None, str]] = []
+        self.proven: dict[str, tuple[Anchor, str]] = {}
 
     def own(self) -> Anchor | None:
         return self.known
@@ -739,14 +741,22 @@ class FakeAnchors:
     def heard_of(self, cluster_id: str) -> Anchor | None:
         return self.heard.get(cluster_id)
 
-    def hear(self, anchor: Anchor) -> None:
+    def proof(self, anchor: Anchor) -> str | None:
+        return f"by {anchor.cluster_id}: {anchor.offset}"
+
+    def proven_of(self, cluster_id: str) -> tuple[Anchor, str] | None:
+        return self.proven.get(cluster_id)
+
+    def hear(self, anchor: Anchor, proof: str | None = None) -> None:
         self.heard[anchor.cluster_id] = anchor
+        if proof is not None:
+            self.proven[anchor.cluster_id] = anchor, proof
 
     def told(self, anchor: Anchor, by: str) -> None:
         self.was_told.append((anchor, by))
 
-    def claimed(self, anchor: Anchor, by: str) -> None:
-        self.was_claimed.append((anchor, by))
+    def claimed(self, anchor: Anchor, proof: str | None, by: str) -> None:
+        self.was_claimed.append((anchor, proof, by))
 
 
 class FakeControl:
@@ -820,7 +830,7 @@ class FakeContext:
         self.control = control
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
-        self.require_link_encryption = False
+        self.link_policy = LinkPolicy(("127.0.0.1", "localhost"), allow_local_links=True)
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
         self.partition_metrics = True
@@ -843,11 +853,11 @@ class FakeContext:
     def link_address(self) -> str | None:
         return None if self.port is None else f"127.0.0.1:{self.port}"
 
-    def unseal(self, sealed: Sealed, link_id: str) -> bytes:
-        return Sealer(None).open(sealed, link_id).reveal()
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        return Sealer(None).seal(Secret(secret), purpose)
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed:
-        return Sealer(None).seal(Secret(secret), link_id)
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
+        return Sealer(None).open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         return {each: name for each in topic_ids if (name := self.known_topic_name(each)) is not None}

@@ -8,20 +8,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from isthmus_plugins.replication.link.connection import Credential, LinkConnection, LinkRejected
+from isthmus_control.tokens import Token
+from isthmus_plugins.replication.link.connection import Credential, LinkConnection, LinkRejected, TokenCredential
 from isthmus_plugins.tasks import Supervision
 
 SECRET = b"the link's secret"
 
 
 class Listener:
-    """A link listener, and the connections that it accepted. ``features``: what both ends know."""
+    """A link listener, and the connections that it accepted. ``features``: what both ends know.
+
+    ``token``: what diallers have to hold, in place of the secret.
+    """
 
     def __init__(self, features: Sequence[str] = ()) -> None:
         self.features = list(features)
         self.accepted: list[LinkConnection] = []
         self.ready: asyncio.Queue[LinkConnection] = asyncio.Queue()
         self.secret = SECRET
+        self.token: Token | None = None
         self.port = 0
 
     def made(self) -> LinkConnection:
@@ -35,9 +40,11 @@ class Listener:
         self.accepted.append(connection)
         return connection
 
-    def look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
+    def look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential | TokenCredential:
         if hello.get("link_id") == "unknown":
             raise LinkRejected("LINK_NOT_FOUND", "no such link")
+        if self.token is not None:
+            return TokenCredential(self.token.public_key, self.token.acceptor_key)
         return Credential(self.secret)
 
     async def dial(self, secret: bytes = SECRET, **more: Any) -> LinkConnection:
@@ -50,7 +57,8 @@ class Listener:
             clock=time,
             supervision=Supervision(),
             hello=hello,
-            secret=secret,
+            secret=b"" if self.token is not None else secret,
+            token=self.token,
             identity={"cluster_id": "A", "proxy": "a", "features": features},
             **more,
         )

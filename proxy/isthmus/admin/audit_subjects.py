@@ -74,6 +74,8 @@ def _link(link: Link) -> Mapping[str, Any]:
         ],
         "mappings": [_mapping(each) for each in link.mappings],
         "offsets_topics": [_mapping(each) for each in link.offsets_topics],
+        "grants": [str(each) for each in link.grants],
+        "waiting": [each.local_prefix for each in link.waiting],
         "config": {name: each.value for name, each in sorted(link.settings.config.items()) if each.value is not None},
     }
 

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus_control.tokens import Token, is_signed
 from isthmus_plugins import dialling
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
@@ -79,6 +80,14 @@ class Credential:
     secret: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCredential:
+    """The same of a dialler who has to hold a token (:mod:`isthmus_control.tokens`): what that is verified by."""
+
+    public_key: str
+    acceptor_key: bytes = field(repr=False)
+
+
 class PeerSilent(LinkLost):
     """The peer said nothing for too long."""
 
@@ -132,8 +141,9 @@ class LinkConnection(asyncio.Protocol):
 
     ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` looks at what a peer
     said of itself whose proof holds, and at what protects the connection; either may raise :class:`LinkRejected`.
+    ``on_refused`` is told of a connection that this end ends because of what the peer sent, with a code and why.
     ``on_ready`` is called when the handshake is over, before anything else is taken: it sets handlers and receiver.
-    ``ready`` resolves then, too.
+    ``ready`` resolves then, too. ``token``: with it a dialler proves itself, in place of a secret.
     """
 
     def __init__(
@@ -143,8 +153,10 @@ class LinkConnection(asyncio.Protocol):
         supervision: Supervision,
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
-        accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
+        token: Token | None = None,
+        accept: Callable[[dict[str, Any], LinkConnection], Credential | TokenCredential] | None = None,
         approve: Callable[[dict[str, Any], Protection], None] | None = None,
+        on_refused: Callable[[LinkConnection, str, str], None] | None = None,
         identity: Mapping[str, Any] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
         on_made: Callable[[LinkConnection], None] | None = None,
@@ -176,9 +188,12 @@ class LinkConnection(asyncio.Protocol):
         """Whether the transport takes no more for now."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
+        self._token = token
+        self._shown: TokenCredential | None = None
         self._accept = accept
         self._approve = approve
         self._identity = dict(identity or {})
+        self._on_refused = on_refused or _log_refused
         self._on_ready = on_ready
         self._on_made = on_made
         self._key = X25519PrivateKey.generate()
@@ -218,6 +233,7 @@ class LinkConnection(asyncio.Protocol):
         hello: Mapping[str, Any],
         secret: bytes,
         identity: Mapping[str, Any],
+        token: Token | None = None,
         tls: ssl.SSLContext | None = None,
         approve: Callable[[dict[str, Any], Protection], None] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
@@ -230,6 +246,7 @@ class LinkConnection(asyncio.Protocol):
                     supervision=supervision,
                     hello=hello,
                     secret=secret,
+                    token=token,
                     identity=identity,
                     approve=approve,
                     on_ready=on_ready,
@@ -259,6 +276,7 @@ class LinkConnection(asyncio.Protocol):
         if self.dialled:
             self._hello |= {
                 **self._identity,
+                **({} if self._token is None else {"token": self._token.token_id}),
                 "versions": [link.VERSION_MIN, link.VERSION_MAX],
                 "nonce": os.urandom(link.NONCE_BYTES).hex(),
                 "key": self._public_key(),
@@ -282,6 +300,11 @@ class LinkConnection(asyncio.Protocol):
     def peer_address(self) -> str:
         name = self._transport.get_extra_info("peername")
         return str(name[0]) if name else ""
+
+    @property
+    def shows_token(self) -> bool:
+        """Whether who dialled has named a token, right or not."""
+        return "token" in self._hello
 
     def _handshake_timed_out(self) -> None:
         self._fail(LinkLost("the peer did not finish the handshake in time"))
@@ -338,13 +361,10 @@ class LinkConnection(asyncio.Protocol):
                     return
                 self._take(kind, body)
         except MalformedFrame as error:
-            log.warning("link connection refused by protocol", extra={"peer": self.peer_address, "detail": str(error)})
+            self._on_refused(self, "MALFORMED", str(error))
             self._fail(error)
         except LinkRejected as error:
-            log.warning(
-                "link connection rejected",
-                extra={"peer": self.peer_address, "code": error.code, "detail": error.message},
-            )
+            self._on_refused(self, error.code, error.message)
             self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
             self._fail(error)
         except Exception as error:  # whatever a peer sends ends its own connection, and nothing else
@@ -484,40 +504,82 @@ class LinkConnection(asyncio.Protocol):
         elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
             self._challenge = said
             self.round_trip_s = self._clock.monotonic() - self._last_sent
-            words = link.transcript(self._hello, said)
-            if not self._proof_holds("acceptor", words, said):
-                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
-                return
-            self.protection = self._agreed_protection(said)
-            try:
-                if self._approve is not None:
-                    self._approve(said, self.protection)
-            except LinkRejected as error:
-                self._fail(error)
-                return
-            self.send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
-            self._protect(said, words)
+            self._prove_to_acceptor()
         elif self.dialled and kind is MessageType.WELCOME and self._challenge:
-            self._handshake_done(self._challenge)
+            self._welcomed(said)
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
             self.round_trip_s = self._clock.monotonic() - self._last_sent
-            words = link.transcript(self._hello, self._challenge)
-            if not self._proof_holds("dialler", words, said):
-                raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
-            self.protection = self._agreed_protection(self._hello)
-            self._protect(self._hello, words)
-            if self._approve is not None:
-                self._approve(self._hello, self.protection)
-            self.send(link.encode_json(MessageType.WELCOME, {}))
-            self._handshake_done(self._hello)
+            self._proven(said)
         else:
             raise MalformedFrame(f"{kind.name} out of turn in the handshake")
 
-    def _proof_holds(self, side: str, words: bytes, said: dict[str, Any]) -> bool:
+    def _prove_to_acceptor(self) -> None:
+        """A dialler was challenged. Who holds a token proves that first, and the acceptor itself in its WELCOME."""
+        if self._token is not None:
+            if features.TOKENS not in features.known_by(self._challenge):
+                self._fail(LinkRejected("UNSUPPORTED_VERSION", "the peer's version does not know tokens: upgrade it"))
+                return
+            self.send(link.encode_json(MessageType.PROOF, {"proof": self._token.sign(self._words)}))
+            return
+        if not self._proof_holds("acceptor", self._challenge):
+            self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
+        elif self._approves():
+            proof = link.proof(self._secret, "dialler", self._words)
+            self.send(link.encode_json(MessageType.PROOF, {"proof": proof}))
+            self._protect(self._challenge)
+
+    def _welcomed(self, said: dict[str, Any]) -> None:
+        """A dialler may come in. With a token it has known until here only what somebody said."""
+        if self._token is not None:
+            if not self._proof_holds("acceptor", said, self._token.acceptor_key):
+                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer is not of the cluster that made the token"))
+                return
+            if not self._approves():
+                return
+            self._protect(self._challenge)
+        self._handshake_done(self._challenge)
+
+    def _approves(self) -> bool:
+        """Whether a dialler goes on with an acceptor that has proved what it said."""
+        self.protection = self._agreed_protection(self._challenge)
+        try:
+            if self._approve is not None:
+                self._approve(self._challenge, self.protection)
+        except LinkRejected as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _proven(self, said: dict[str, Any]) -> None:
+        """A dialler has given its proof. Raises LinkRejected."""
+        shown = self._shown
+        if shown is not None and not is_signed(shown.public_key, self._words, str(said.get("proof"))):
+            raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold the token that it names")
+        if shown is None and not self._proof_holds("dialler", said):
+            raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
+        self.protection = self._agreed_protection(self._hello)
+        if shown is None:
+            self._protect(self._hello)
+        if self._approve is not None:
+            self._approve(self._hello, self.protection)
+        if shown is None:
+            self.send(link.encode_json(MessageType.WELCOME, {}))
+        else:  # in the clear: only with this proof does the dialler know with whom it has keys in common
+            proof = link.proof(shown.acceptor_key, "acceptor", self._words)
+            self.send(link.encode_json(MessageType.WELCOME, {"proof": proof}))
+            self._protect(self._hello)
+        self._handshake_done(self._hello)
+
+    @property
+    def _words(self) -> bytes:
+        """What both ends have said before they prove anything."""
+        return link.transcript(self._hello, self._challenge)
+
+    def _proof_holds(self, side: str, said: dict[str, Any], key: bytes | None = None) -> bool:
         given = str(said.get("proof", ""))
-        return given.isascii() and link.proof_holds(self._secret, side, words, given)
+        return given.isascii() and link.proof_holds(self._secret if key is None else key, side, self._words, given)
 
     def _agreed_protection(self, peer: Mapping[str, Any]) -> Protection:
         """What both ends have said that they can, which their proofs cover: nobody in between has them do without."""
@@ -527,12 +589,12 @@ class LinkConnection(asyncio.Protocol):
             return Protection.FRAMES
         return Protection.TLS if self._identity["tls"] else Protection.NONE
 
-    def _protect(self, peer: Mapping[str, Any], words: bytes) -> None:
+    def _protect(self, peer: Mapping[str, Any]) -> None:
         """From here on, both ends encrypt what they write, if they agreed to."""
         if self.protection is not Protection.FRAMES:
             self._splitter.authenticated()
             return
-        self._cipher = link_cipher.FrameCipher(self._shared(peer), self._secret, words, dialled=self.dialled)
+        self._cipher = link_cipher.FrameCipher(self._shared(peer), self._secret, self._words, dialled=self.dialled)
         self._splitter.authenticated(link_cipher.FRAME_BYTES_MAX)
         self._opened.authenticated()
 
@@ -560,15 +622,19 @@ class LinkConnection(asyncio.Protocol):
                 f"{highest}: upgrade the older one",
             )
         self._hello = hello
-        self._secret = self._accept(hello, self).secret
+        credential = self._accept(hello, self)
+        if isinstance(credential, TokenCredential):
+            self._shown = credential
+        else:
+            self._secret = credential.secret
         self._challenge = {
             **self._identity,
             "version": version,
             "nonce": os.urandom(link.NONCE_BYTES).hex(),
             "key": self._public_key(),
         }
-        words = link.transcript(hello, self._challenge)
-        self._challenge["proof"] = link.proof(self._secret, "acceptor", words)
+        if self._shown is None:
+            self._challenge["proof"] = link.proof(self._secret, "acceptor", self._words)
         self.send(link.encode_json(MessageType.CHALLENGE, self._challenge))
 
     def _handshake_done(self, peer: dict[str, Any]) -> None:
@@ -680,6 +746,10 @@ class LinkConnection(asyncio.Protocol):
             call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
         else:
             call.set_result(answer.get("result") or {})
+
+
+def _log_refused(connection: LinkConnection, code: str, why: str) -> None:
+    log.warning("link connection rejected", extra={"peer": connection.peer_address, "code": code, "detail": why})
 
 
 def least_protected(connections: Iterable[LinkConnection]) -> LinkConnection | None:

@@ -35,6 +35,10 @@ ENCRYPTED_FRAMES: Final = "encrypted-frames"
 """It encrypts frames where it has no TLS (:mod:`isthmus_protocol.link_cipher`)."""
 ROTATED_SECRETS: Final = "rotated-secrets"
 """It can have two secrets of a link, and dialler and acceptor say which one they mean."""
+TOKENS: Final = "tokens"
+"""It takes links from who shows a token of its cluster's."""
+CONSENTS: Final = "consents"
+"""It says what it has not granted, and shows what waits for its operator."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -51,6 +55,8 @@ FEATURES: Final = (
     PIECES,
     ENCRYPTED_FRAMES,
     ROTATED_SECRETS,
+    TOKENS,
+    CONSENTS,
 )
 
 

@@ -7,7 +7,6 @@ through any of the link's remote addresses; the other side accepts them. After t
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,11 @@ from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.link_policy import is_loopback, remote_address
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.rarely import Rarely
+from isthmus_plugins.rarely import Rarely, RarelyEach
 from isthmus_plugins.replication.link import calls, features, reasons
-from isthmus_plugins.replication.link.addresses import remote_address
+from isthmus_plugins.replication.link.attempts import TokenAttempts, place_of
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
     SECRET,
@@ -35,6 +35,7 @@ from isthmus_plugins.replication.link.connection import (
     LinkRejected,
     PeerSilent,
     Receiver,
+    TokenCredential,
 )
 from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.part import NotJoined, Part, not_joined
@@ -46,6 +47,8 @@ PURPOSE_CREATE: Final = "create-link"
 PURPOSE_LINK: Final = "link"
 HEARD: Final = "control_anchor"
 """In a HELLO: how far the control log of the other cluster had been."""
+PROOF: Final = "control_anchor_proof"
+"""In a HELLO: that the other cluster said so itself."""
 REDIAL_DELAY_MIN_S: Final = 0.2
 REDIAL_DELAY_MAX_S: Final = 2.0
 DELETED_LINK_GRACE_S: Final = 1.0
@@ -55,6 +58,10 @@ HANDSHAKES_MAX: Final = 256
 """Connections that have not proved anything yet. More are closed at once."""
 ADDRESSES_MAX: Final = 1_000
 """That are dialled of one link: peers tell of more and more, and what one of them told is tried for ever."""
+NO_TOKEN: Final = (
+    "the token is none of this cluster's that can be used: it was used already, has expired, or was made elsewhere; "
+    "isthmus link token create makes one"
+)
 ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
 ALREADY_CONNECTED_WAIT_S: Final = 30.0
 _REASONS: Final = {
@@ -108,6 +115,8 @@ class LinkPeers(Part):
         """Connections that were accepted and not made yet: in their TLS handshake."""
         self._acceptor: Acceptor[LinkConnection] | None = None
         self._refused = Rarely(_log_refused)
+        self._rejected = RarelyEach[tuple[str, str, str]](_log_rejected)
+        self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
 
@@ -328,6 +337,7 @@ class LinkPeers(Part):
             supervision=self._context.supervision,
             accept=self._look_up,
             approve=self._approve,
+            on_refused=self._refused_peer,
             identity=self._identity(),
             on_ready=self._accepted_ready,
             on_made=self._made,
@@ -337,21 +347,14 @@ class LinkPeers(Part):
         self._arriving.discard(connection)
         self._accepted.add(connection)
 
-    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
-        """The secret that a dialler must hold. Raises LinkRejected."""
+    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential | TokenCredential:
+        """What a dialler must hold. Raises LinkRejected."""
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease (yet)")
         purpose = hello.get("purpose")
         if purpose == PURPOSE_CREATE:
-            spec = self._context.link_listener
-            token = spec.enrolment_token if spec is not None else None
-            if token is None and not _is_loopback(connection.peer_address):
-                raise LinkRejected(
-                    "AUTHENTICATION_ERROR",
-                    "this cluster takes new links from its own machine only: set [link_listener] enrolment_token_file "
-                    "on its proxies and give the token to `isthmus link create --token-file`",
-                )
-            return Credential(token or b"")
+            token_id = hello.get("token")
+            return self._without_token(connection) if token_id is None else self._token(str(token_id), connection)
         if purpose == PURPOSE_LINK:
             for link in self._context.control.state.links.values():
                 if link.link_id == hello.get("link_id"):
@@ -374,6 +377,36 @@ class LinkPeers(Part):
                 "AUTHENTICATION_ERROR", "this proxy cannot open the link's secret: see its log"
             ) from error
 
+    def _without_token(self, connection: LinkConnection) -> Credential:
+        if self._context.link_policy.allow_local_links and is_loopback(connection.peer_address):
+            return Credential(b"")
+        raise LinkRejected(
+            "AUTHENTICATION_ERROR",
+            "this cluster takes a link from who shows one of its tokens: isthmus link token create makes one there, "
+            "isthmus link create --token-file shows it (link.allow_local_links does without, on one machine)",
+        )
+
+    def _token(self, token_id: str, connection: LinkConnection) -> TokenCredential:
+        pause_s = self._attempts.pause_s(connection.peer_address)
+        if pause_s:
+            message = f"tokens that came from your address were none: try again in {pause_s:.0f} s"
+            raise LinkRejected("TOO_MANY_ATTEMPTS", message)
+        token = self._context.control.state.link_tokens.get(token_id)
+        if token is None or self._clock.time() * 1000 >= token.expires_ms:
+            raise LinkRejected("AUTHENTICATION_ERROR", NO_TOKEN)
+        try:
+            return TokenCredential(token.public_key, self._context.unseal(token.acceptor_key, token_id))
+        except SealingError as error:
+            log.warning("link token not opened", extra={"token": token_id, "detail": str(error)})
+            raise LinkRejected("AUTHENTICATION_ERROR", "this proxy cannot open its own token: see its log") from error
+
+    def _refused_peer(self, connection: LinkConnection, code: str, why: str) -> None:
+        """A connection that was accepted ends because of what its peer sent."""
+        if code == "AUTHENTICATION_ERROR" and connection.shows_token:
+            self._attempts.failed(connection.peer_address)
+        place = place_of(connection.peer_address)
+        self._rejected.one(f"{place} {code}", (connection.peer_address, code, why))
+
     def _approve(self, hello: dict[str, Any], protection: Protection) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
         if hello.get("purpose") == PURPOSE_CREATE:
@@ -384,6 +417,7 @@ class LinkPeers(Part):
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
+            self._attempts.succeeded(connection.peer_address)
             connection.handlers = self._create_answers
             return
         self._accepted.discard(connection)
@@ -407,8 +441,12 @@ class LinkPeers(Part):
 
     def _hello(self, link: Link) -> dict[str, Any]:
         """What a dialler says. A cluster that lost its control log has no link to say the rest to."""
-        heard = self._context.control.anchors.heard_of(link.remote_cluster_id)
+        anchors = self._context.control.anchors
         hello = {"purpose": PURPOSE_LINK, "link_id": link.link_id}
+        proven = anchors.proven_of(link.remote_cluster_id)
+        if proven is not None:
+            return {**hello, HEARD: proven[0].encode(), PROOF: proven[1]}
+        heard = anchors.heard_of(link.remote_cluster_id)
         return hello if heard is None else {**hello, HEARD: heard.encode()}
 
     def _claimed(self, hello: Mapping[str, Any], connection: LinkConnection) -> None:
@@ -417,7 +455,8 @@ class LinkPeers(Part):
         except (KeyError, MalformedAnchor):
             return
         by = f"proxy {hello.get('proxy')!r} at {connection.peer_address}, of a link that this cluster does not know"
-        self._context.control.anchors.claimed(anchor, by)
+        proof = hello.get(PROOF)
+        self._context.control.anchors.claimed(anchor, proof if isinstance(proof, str) else None, by)
 
     def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:
         if peer.get("cluster_id") != link.remote_cluster_id:
@@ -432,7 +471,7 @@ class LinkPeers(Part):
             raise LinkRejected("UNSUPPORTED_VERSION", missing)
 
     def _unprotected(self, peer: Mapping[str, Any], protection: Protection) -> str | None:
-        if protection is not Protection.NONE or not self._context.require_link_encryption:
+        if protection is not Protection.NONE or not self._context.link_policy.require_encryption:
             return None
         return features.in_the_clear(peer.get("proxy"), refused=True)
 
@@ -536,8 +575,7 @@ def _log_refused(connections: int, detail: str) -> None:
     log.warning("link connections refused", extra={"connections": connections, "detail": detail})
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:
+    peer, code, why = last
+    extra = {"connections": connections, "peer": peer, "code": code, "detail": why}
+    log.warning("link connections rejected", extra=extra)

@@ -38,6 +38,7 @@ from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.operations.acknowledging import Acknowledging
 from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.creation import LinkCreation
 from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.kept_settings import KeptSettings
@@ -87,6 +88,7 @@ class LinkService(Part):
         self._replicas = replicas
         self._verification = verification
         self._commands = commands = LinkCommands(context, peers)
+        self.consents = Consents(context, commands, peers, self.attach)
         self.attaching = Attaching(
             context,
             commands,
@@ -96,6 +98,7 @@ class LinkService(Part):
             transaction_verification,
             group_follower,
             left_out,
+            self.consents,
         )
         self.offsets_topics = OffsetsTopics(
             context,
@@ -141,6 +144,7 @@ class LinkService(Part):
             left_out,
             lambda: self._promotions.trouble,
             self._kept_settings.of,
+            self.consents.waiting,
         )
         self._acknowledging = Acknowledging(commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
@@ -158,8 +162,10 @@ class LinkService(Part):
     def start(self) -> None:
         self._promotions.start()
         self._kept_settings.start()
+        self.consents.start()
 
     async def stop(self) -> None:
+        await self.consents.stop()
         await self._promotions.stop()
         await self._kept_settings.stop()
         await self._rotations.stop()
@@ -170,6 +176,7 @@ class LinkService(Part):
     def answers(self) -> Sequence[Answering]:
         return (
             calls.PlanAttach.by(self.attaching.on_plan_attach),
+            calls.AskAttach.by(self.consents.on_ask),
             calls.Attach.by(self.attaching.on_attach),
             calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
@@ -201,6 +208,30 @@ class LinkService(Part):
     async def delete(self, link_name: str, local_only: bool = False) -> None:
         """Delete both ends."""
         await self.creation.delete(link_name, local_only)
+
+    async def create_token(self, request: links.CreateToken) -> links.NewToken:
+        """Make a token, with which another cluster may make one link with this one."""
+        return await self.consents.create_token(request)
+
+    def tokens(self) -> list[links.TokenStatus]:
+        """Those that nobody has used yet."""
+        return self.consents.tokens()
+
+    async def delete_token(self, token_id: str) -> None:
+        """Have a token be none any more."""
+        await self.consents.delete_token(token_id)
+
+    def grants(self, link_name: str) -> links.GrantsStatus:
+        """What the other cluster of a link may have done here."""
+        return self.consents.grants(link_name)
+
+    async def grant(self, link_name: str, request: links.ChangeGrants) -> links.GrantsStatus:
+        """Let it have more done."""
+        return await self.consents.change(link_name, given=request.may, taken=[])
+
+    async def revoke(self, link_name: str, request: links.ChangeGrants) -> links.GrantsStatus:
+        """Let it have less done from now on; what is attached goes on."""
+        return await self.consents.change(link_name, given=[], taken=request.may)
 
     async def alter(self, link_name: str, request: links.AlterLink) -> LinkStatus:
         """Change settings, and how this cluster's offsets topic is copied, at both ends."""
@@ -311,6 +342,7 @@ class LinkService(Part):
         self, connection: LinkConnection, question: calls.TopicSettings
     ) -> calls.TopicSettingsAnswer:
         """What topics of a led namespace have for the settings that a follower overrides."""
+        self.consents.check_led(connection.link_name, question.prefix)
         led = await self._commands.for_peer(self.attaching.led_topics(question.prefix))
         try:
             return calls.TopicSettingsAnswer(await self._promotions.settings_of([each.topic for each in led]))
@@ -332,6 +364,7 @@ class LinkService(Part):
         The high watermark may lag behind; what is beyond it may be shown later, so the log ends count.
         """
         prefix = question.prefix
+        self.consents.check_led(connection.link_name, prefix)
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
         for name, truncation in self._context.control.state.truncations.items():
             if mapping.remote_name(name) is not None:  # its log is not whole

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
-from isthmus_plugins.links import LinkStatus, PartitionStatus
+from isthmus_plugins.links import LinkStatus, PartitionStatus, WaitingMapping
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -68,8 +68,9 @@ class LinkStatuses:
         left_out: LeftOutNames,
         trouble: Callable[[], str | None],
         settings_kept: Callable[[str], list[str]],
+        waiting: Callable[[Link], list[WaitingMapping]],
     ) -> None:
-        """``trouble``: what keeps a promotion from going on."""
+        """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -88,6 +89,7 @@ class LinkStatuses:
         self._left_out = left_out
         self._trouble = trouble
         self._settings_kept = settings_kept
+        self._waiting = waiting
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -106,8 +108,10 @@ class LinkStatuses:
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
-        least = least_protected(self._peers.connections(link.name))
+        least, waiting = least_protected(self._peers.connections(link.name)), self._waiting(link)
         warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
+        if waiting and warned == Hindered():
+            warned = Hindered(waiting[0].reason, f"{waiting[0].local!r} is not attached: {waiting[0].message}")
         if warned == Hindered() and least is not None and least.protection is Protection.NONE:
             warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(least.peer.get("proxy")))
         if hindered.code is not None and state is LinkState.FOLLOWING:
@@ -129,6 +133,7 @@ class LinkStatuses:
             secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
+            waiting=waiting,
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,

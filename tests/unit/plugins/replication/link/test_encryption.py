@@ -15,6 +15,7 @@ import pytest
 from support.certificates import Authority
 from support.link_ends import Listener, listening, over_a_listener
 
+from isthmus_control.tokens import Token
 from isthmus_plugins.replication.link.call_codec import Question, by_methods
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected, Receiver
 from isthmus_plugins.replication.link.features import ENCRYPTED_FRAMES, FEATURES, PIECES, Protection
@@ -90,9 +91,13 @@ def unaltered(dialler: bool, kind: MessageType, body: bytes) -> bytes:
     return link.encode(kind, body)
 
 
+@pytest.mark.parametrize("token", [None, Token.new()])
 @pytest.mark.parametrize("features", [FEATURES, OLD])
-def test_what_goes_over_a_connection_can_be_read_where_an_end_is_older(features: list[str]) -> None:
+def test_what_goes_over_a_connection_can_be_read_where_an_end_is_older(
+    features: list[str], token: Token | None
+) -> None:
     async def work(listener: Listener) -> None:
+        listener.token = token
         async with between(listener, unaltered) as middle:
             dialler, acceptor = await listener.pair(features=features)
             protection = Protection.NONE if features is OLD else Protection.FRAMES
@@ -149,17 +154,19 @@ def with_tls(body: bytes) -> bytes:
     return json.dumps({**json.loads(body), "tls": True}).encode()
 
 
+@pytest.mark.parametrize("token", [None, Token.new()])
 @pytest.mark.parametrize("alter", [without_encryption, with_tls])
 @pytest.mark.parametrize(
     "which", [(MessageType.HELLO,), (MessageType.CHALLENGE,), (MessageType.HELLO, MessageType.CHALLENGE)]
 )
 def test_nobody_in_between_has_both_ends_do_without(
-    which: tuple[MessageType, ...], alter: Callable[[bytes], bytes]
+    which: tuple[MessageType, ...], alter: Callable[[bytes], bytes], token: Token | None
 ) -> None:
     def altered(dialler: bool, kind: MessageType, body: bytes) -> bytes:
         return link.encode(kind, alter(body) if kind in which else body)
 
     async def work(listener: Listener) -> None:
+        listener.token = token
         async with between(listener, altered):
             with pytest.raises(LinkRejected) as raised:
                 await listener.dial()
@@ -180,6 +187,22 @@ def test_a_welcome_of_somebody_in_between_says_nothing() -> None:
     async def work(listener: Listener) -> None:
         async with between(listener, altered):
             with pytest.raises(LinkLost, match="WELCOME in the clear"):
+                await listener.dial()
+
+    over_a_listener(work, FEATURES)
+
+
+@pytest.mark.parametrize("said", [{}, {"proof": 1}, {"proof": "00" * 32}])
+def test_who_holds_a_token_goes_on_with_nobody_who_does_not_prove_to_have_made_it(said: dict[str, Any]) -> None:
+    """The WELCOME of a connection with a token is in the clear, and its proof covers both ends' keys."""
+
+    def altered(dialler: bool, kind: MessageType, body: bytes) -> bytes:
+        return link.encode_json(kind, said) if kind is MessageType.WELCOME else link.encode(kind, body)
+
+    async def work(listener: Listener) -> None:
+        listener.token = Token.new()
+        async with between(listener, altered):
+            with pytest.raises(LinkRejected, match="not of the cluster that made the token"):
                 await listener.dial()
 
     over_a_listener(work, FEATURES)
@@ -230,7 +253,7 @@ def test_a_connection_ends_where_somebody_in_between_meddles(
             sender.send(link.encode(MessageType.HEARTBEAT, b""))
             assert await receiver.lost_within(5)
             assert await sender.lost_within(5)
-            lines = [each for each in caplog.records if "refused by protocol" in each.message]
+            lines = [each for each in caplog.records if each.message == "link connection rejected"]
             assert len(lines) == 1
 
     over_a_listener(work, FEATURES)

@@ -160,6 +160,10 @@ def test_a_proxy_that_does_not_know_what_a_synchronous_link_needs_is_refused(
     on_two(work)
 
 
+def require_encryption(proxy: Proxy, required: bool) -> None:
+    proxy.context.link_policy = replace(proxy.context.link_policy, require_encryption=required)
+
+
 @pytest.mark.parametrize("downgraded", ["a", "b"])
 def test_a_link_with_a_proxy_that_does_not_encrypt_says_so_and_is_refused_where_that_is_required(
     downgraded: str, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +178,7 @@ def test_a_link_with_a_proxy_that_does_not_encrypt_says_so_and_is_refused_where_
             words = {**known(), "features": [each for each in known()["features"] if each != ENCRYPTED_FRAMES]}
             patch.setattr(old.plugin.parts.peers, "_identity", lambda: words)
             for required in (False, True):
-                new.context.require_link_encryption = required
+                require_encryption(new, required)
                 for connection in old.plugin.parts.peers.connections("a-to-b"):
                     connection.close()
                 reason = "PEER_VERSION_UNSUPPORTED" if required else "NOT_ENCRYPTED"
@@ -192,11 +196,12 @@ def test_a_link_with_a_proxy_that_does_not_encrypt_says_so_and_is_refused_where_
 def test_no_link_is_created_in_the_clear_where_encryption_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(two: Two) -> None:
         monkeypatch.setattr(features, "FEATURES", ())
-        two.b.context.require_link_encryption = True
+        require_encryption(two.b, True)
         with pytest.raises(links.OperationError, match="does not know encrypted-frames") as raised:
             await two.create()
         assert raised.value.code == "UNSUPPORTED_VERSION"
-        two.b.context.require_link_encryption, two.a.context.require_link_encryption = False, True
+        require_encryption(two.b, False)
+        require_encryption(two.a, True)
         with pytest.raises(links.OperationError, match="does not know encrypted-frames"):
             await two.create()
 
