@@ -57,7 +57,7 @@ class Sealing:
         ]
 
     async def _seal(self, link: Link, secret_id: str, sealed: Sealed) -> None:
-        extra = {"link": link.name, "key": self._sealer.key_id, "before": sealed.key_id or "none"}
+        extra = {"link": link.name, "key_id": self._sealer.key_id, "before": sealed.key_id or "none"}
         try:
             again = self._sealer.seal(self._sealer.open(sealed, link.link_id), link.link_id)
             outcome = await self._control_log.append(SealSecret(link.name, link.link_id, secret_id, again))

@@ -397,7 +397,7 @@ class LinkPeers(Part):
         try:
             return TokenCredential(token.public_key, self._context.unseal(token.acceptor_key, token_id))
         except SealingError as error:
-            log.warning("link token not opened", extra={"token": token_id, "detail": str(error)})
+            log.warning("link token not opened", extra={"token_id": token_id, "detail": str(error)})
             raise LinkRejected("AUTHENTICATION_ERROR", "this proxy cannot open its own token: see its log") from error
 
     def _refused_peer(self, connection: LinkConnection, code: str, why: str) -> None:

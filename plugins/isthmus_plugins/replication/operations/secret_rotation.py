@@ -91,7 +91,7 @@ class SecretRotations:
             await self._commands.append(AbandonSecretRotation(link.name, link.link_id, secret_id))
             return False
         await self._commands.append(FinishSecretRotation(link.name, link.link_id, secret_id))
-        log.info("link secret rotated", extra={"link": link.name, "secret": secret_id})
+        log.info("link secret rotated", extra={"link": link.name, "secret_id": secret_id})
         return True
 
     async def _call(
