@@ -65,7 +65,8 @@ class Acceptor(Generic[P]):
         self._admits = admits
         self._admitted = admitted
         self._failed = failed
-        self._tls = tls
+        self.tls = tls
+        """Of connections to come: another one may take its place."""
         self._tasks = Tasks("accept", supervision)
         self._sockets: list[socket.socket] = []
         self._making: dict[asyncio.Task[None], tuple[P, socket.socket, str]] = {}
@@ -120,7 +121,7 @@ class Acceptor(Generic[P]):
         self._close_sockets()
         self._supervision.well(self)
         for protocol, sock, _ in self._making.values():
-            if protocol in self._arriving and self._tls is not None:
+            if protocol in self._arriving and self.tls is not None:
                 _end_handshake(sock)
         if self._making:  # not cancelled: uvloop would end a connection that is made and not tell its protocol
             await asyncio.wait(self._making)
@@ -129,7 +130,7 @@ class Acceptor(Generic[P]):
     def end_oldest(self) -> bool:
         """End a TLS handshake: the oldest one of the host that has most of them. False: there is none."""
         waiting = {sock: peer for protocol, sock, peer in self._making.values() if protocol in self._arriving}
-        if self._tls is None or not waiting:
+        if self.tls is None or not waiting:
             return False
         _end_handshake(oldest_of_most(waiting))
         return True
@@ -193,8 +194,8 @@ class Acceptor(Generic[P]):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 sock,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
+                ssl=self.tls,
+                ssl_handshake_timeout=None if self.tls is None else TLS_HANDSHAKE_S,
             )
         except OSError as error:  # a timeout is one, too
             self._failed(peer, error)

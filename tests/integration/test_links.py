@@ -418,7 +418,7 @@ def test_strangers_are_refused_with_a_logged_reason_while_the_link_goes_on(link:
     proof = b'{"proof": "' + b"ab" * 32 + b'"}'
     answered = say(hello(purpose="link", link_id=link_id) + struct.pack(">IB", len(proof) + 1, 3) + proof)
     assert b"AUTHENTICATION_ERROR" in answered
-    assert link.b.proxy.log.count("link connection re") >= 7
+    assert link.b.proxy.log.count("link connections rejected") >= 5, "a line a minute for each cause"
     for reason in ("LINK_NOT_FOUND", "PEER_IS_ANOTHER_CLUSTER", "UNSUPPORTED_VERSION", "AUTHENTICATION_ERROR"):
         assert reason in link.b.proxy.log
 

@@ -69,8 +69,13 @@ def _link(link: Link) -> Mapping[str, Any]:
         "link_id": link.link_id,
         "remote_cluster_id": link.remote_cluster_id,
         "mode": link.mode.value,
+        "secrets": [
+            {"secret_id": each or None, "key_id": sealed.key_id or None} for each, sealed in link.secrets.items()
+        ],
         "mappings": [_mapping(each) for each in link.mappings],
         "offsets_topics": [_mapping(each) for each in link.offsets_topics],
+        "grants": [str(each) for each in link.grants],
+        "waiting": [each.local_prefix for each in link.waiting],
         "config": {name: each.value for name, each in sorted(link.settings.config.items()) if each.value is not None},
     }
 

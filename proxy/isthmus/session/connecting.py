@@ -29,7 +29,7 @@ ATTEMPTS_S: Final = (2.0, 4.0, 8.0, 16.0)
 class Connector:
     """Connects sessions to one of the addresses that ``targets`` returns, in turn."""
 
-    def __init__(self, targets: Callable[[], Sequence[Endpoint]], context: ssl.SSLContext | None) -> None:
+    def __init__(self, targets: Callable[[], Sequence[Endpoint]], context: Callable[[], ssl.SSLContext | None]) -> None:
         self._targets = targets
         self._context = context
         self._turn = itertools.count()
@@ -60,7 +60,7 @@ class Connector:
     async def _attempt(self, session: Session, target: Endpoint, timeout_s: float) -> asyncio.BaseTransport:
         async with asyncio.timeout(timeout_s):
             transport, _ = await dialling.connect(
-                lambda: Upstream(session, target), target.host, target.port, tls=self._context
+                lambda: Upstream(session, target), target.host, target.port, tls=self._context()
             )
         return transport
 

@@ -332,8 +332,12 @@ class Listener:
             failed=gateway.tls_failed,
             tls=client_ssl,
         )
-        self._connector = Connector(targets, gateway.upstream_ssl)
+        self._connector = Connector(targets, lambda: gateway.upstream_ssl)
         self._unreachable = Rarely(self._log_unreachable)
+
+    def use_tls(self, client_ssl: ssl.SSLContext | None) -> None:
+        """Have clients that come from now on served with this."""
+        self._acceptor.tls = client_ssl
 
     async def start(self) -> None:
         """Bind the port, which ``bind`` then has. Raises OSError. Clients come in after :meth:`accept`."""
