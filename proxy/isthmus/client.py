@@ -3,10 +3,13 @@
 One object asks one proxy of a cluster; any proxy knows all of the cluster. What goes in and comes out are the models of
 REST, by the same names::
 
-    from isthmus.client import AdminClient, Attach, CreateLink
+    from isthmus.client import AdminClient, Attach, CreateLink, CreateToken
+
+    with AdminClient("https://proxy-b.example.org:28080", token_file="b.token") as admin:
+        token = admin.create_token(CreateToken(may=["lead:orders-"])).token
 
     with AdminClient("unix:/run/isthmus/admin.sock") as admin:
-        admin.create_link(CreateLink(link_name="a-to-b", remote="proxy-b.example.org:29292"))
+        admin.create_link(CreateLink(link_name="a-to-b", remote="proxy-b.example.org:29292", token=token))
         admin.attach("a-to-b", Attach(local="orders-", remote="orders-", role="leader"))
         admin.wait_for_link("a-to-b", "Following", timeout_s=60)
         print(admin.verify("a-to-b").equal)
@@ -36,13 +39,19 @@ from isthmus_plugins.links import (
     AlterLink,
     Attach,
     AttachResult,
+    ChangeGrants,
     CreateLink,
+    CreateToken,
+    GrantsStatus,
     LinkStatus,
     ModeResult,
     NamespaceRef,
+    NewToken,
     Promote,
     PromoteReport,
+    SecretRotated,
     SetMode,
+    TokenStatus,
     VerifyReport,
 )
 
@@ -53,8 +62,10 @@ __all__ = (
     "AlterLink",
     "AlterNamespaceRequest",
     "Attach",
+    "ChangeGrants",
     "CreateLink",
     "CreateNamespaceRequest",
+    "CreateToken",
     "Failover",
     "NamespaceRef",
     "NotReachable",
@@ -120,7 +131,12 @@ class AdminClient(AdminRequests):
         """``local_only``: this end, where the other cluster cannot be reached."""
         self.delete(_link(name), local_only=local_only)
 
+    def rotate_secret(self, name: str) -> SecretRotated:
+        """Give both sides of a link a new secret; nothing is disconnected."""
+        return _read(SecretRotated, self.post(f"{_link(name)}/rotate-secret"))
+
     def attach(self, name: str, wanted: Attach) -> AttachResult:
+        """What the other cluster has not granted (``missing_grants``) waits for its operator."""
         return _read(AttachResult, self.post(f"{_link(name)}/mappings", _body(wanted)))
 
     def detach(
@@ -137,6 +153,30 @@ class AdminClient(AdminRequests):
 
         found: LinkStatus = self.wait_for(f"link {name} is {state}", look, timeout_s)
         return found
+
+    # ---- consent ----
+
+    def tokens(self) -> list[TokenStatus]:
+        """Those that nobody has used."""
+        return _items(TokenStatus, self.get("/v1/link-tokens"))
+
+    def create_token(self, wanted: CreateToken) -> NewToken:
+        """Another cluster makes one link with this one by it. It is told this once."""
+        return _read(NewToken, self.post("/v1/link-tokens", _body(wanted)))
+
+    def delete_token(self, token_id: str) -> None:
+        self.delete(f"/v1/link-tokens/{quote(token_id, safe='')}")
+
+    def grants(self, name: str) -> GrantsStatus:
+        """What the other cluster of a link may have done here, and what waits for that."""
+        return _read(GrantsStatus, self.get(f"{_link(name)}/grants"))
+
+    def grant(self, name: str, wanted: ChangeGrants) -> GrantsStatus:
+        return _read(GrantsStatus, self.post(f"{_link(name)}/grants", _body(wanted)))
+
+    def revoke(self, name: str, wanted: ChangeGrants) -> GrantsStatus:
+        """From now on. What is attached goes on until it is detached."""
+        return _read(GrantsStatus, self.post(f"{_link(name)}/grants/revoke", _body(wanted)))
 
     # ---- what takes its time ----
 

@@ -18,7 +18,9 @@ from isthmus.client import (
     AdminError,
     AlterLink,
     AlterNamespaceRequest,
+    ChangeGrants,
     CreateNamespaceRequest,
+    CreateToken,
     Failover,
     NamespaceRef,
     NotReachable,
@@ -71,6 +73,17 @@ def test_links(admin: AdminClient, listener: RunningAdmin) -> None:
     assert admin.links() == []
 
 
+def test_consent(admin: AdminClient, listener: RunningAdmin) -> None:
+    made = admin.create_token(CreateToken(may=["lead:orders-"], expires_seconds=60))
+    assert (made.may, made.token) == (["lead:orders-"], "isthmus")
+    assert [each.token_id for each in admin.tokens()] == [made.token_id]
+    admin.delete_token(made.token_id)
+    assert ("delete token", made.token_id) in listener.links.calls
+    assert admin.grant("a-to-b", ChangeGrants(may=["follow:x-"])).may == ["lead:orders-", "follow:x-"]
+    assert admin.revoke("a-to-b", ChangeGrants(may=["follow:x-"])) == admin.grants("a-to-b")
+    assert admin.rotate_secret("a-to-b").link_name == "a-to-b"
+
+
 def test_what_takes_its_time(admin: AdminClient, listener: RunningAdmin) -> None:
     assert admin.verify("a-to-b").equal
     wanted = [NamespaceRef(local="orders-")]
@@ -104,14 +117,17 @@ def test_an_answer_of_another_version_is_no_guess() -> None:
 
 
 def test_the_example_runs(listener: RunningAdmin) -> None:
-    """As it stands in the documentation and in the module, but for the socket."""
+    """As it stands in the documentation and in the module, but for the listeners."""
     (example,) = re.findall(r"```python\n(from isthmus\.client.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert client.__doc__ is not None
     assert all(line.strip() in client.__doc__ for line in example.splitlines())
     listener.links.links.clear()
     printed = StringIO()
+    for address in ('"https://proxy-b.example.org:28080", token_file="b.token"', '"unix:/run/isthmus/admin.sock"'):
+        assert address in example
+        example = example.replace(address, repr(listener.url))
     with redirect_stdout(printed):
-        exec(example.replace("unix:/run/isthmus/admin.sock", listener.url), {})
+        exec(example, {})
     assert printed.getvalue() == "True\n"
-    assert [each.link_name for each in listener.links.created] == ["a-to-b"]
+    assert [(each.link_name, each.token) for each in listener.links.created] == [("a-to-b", "isthmus")]
     assert [each.local for each in listener.links.attached] == ["orders-"]
