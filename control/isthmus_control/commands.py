@@ -351,6 +351,16 @@ class CreateToken(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class SealToken(Body):
+    """The acceptor's key of a token as it is sealed with another control key."""
+
+    KIND: ClassVar[str] = "seal-token"
+    SINCE: ClassVar[int] = CONSENT
+    token_id: str
+    acceptor_key: Sealed
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteToken(Body):
     KIND: ClassVar[str] = "delete-token"
     SINCE: ClassVar[int] = CONSENT
@@ -1081,6 +1091,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DeleteLink,
             CreateToken,
             DeleteToken,
+            SealToken,
             ChangeGrants,
             RequestAttach,
             WithdrawAttach,

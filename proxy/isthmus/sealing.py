@@ -1,16 +1,17 @@
-"""Has the secrets of links in the control log sealed with the control key that the proxies of the cluster have now."""
+"""Has secrets of links and tokens in the control log sealed with the control key that the proxies have now."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
 
 from isthmus.control_log import ControlLog
 from isthmus.errors import PeerFault
-from isthmus_control.commands import SealSecret
+from isthmus_control.commands import Body, SealSecret, SealToken
 from isthmus_control.levels import SECRET_ROTATION
-from isthmus_control.model import Link
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.levels import without_key
 from isthmus_control.sealing import Sealed, Sealer, SealingError
@@ -19,6 +20,17 @@ from isthmus_plugins.tasks import Supervision, Tasks
 log = logging.getLogger("isthmus.sealing")
 
 RETRY_S: Final = 5.0
+
+
+class _Due(NamedTuple):
+    """A secret that is sealed with another key, or with none."""
+
+    of: str
+    """Whose it is, for people."""
+    purpose: str
+    sealed: Sealed
+    again: Callable[[Sealed], Body]
+    """The command that records it as it is sealed now."""
 
 
 class Sealing:
@@ -41,31 +53,35 @@ class Sealing:
     async def _seal_for_ever(self) -> None:
         while True:
             self._changed.clear()
-            for link, secret_id, sealed in self._due():
-                await self._seal(link, secret_id, sealed)
+            for due in self._due():
+                await self._seal(due)
             await self._changed.wait()
 
-    def _due(self) -> list[tuple[Link, str, Sealed]]:
+    def _due(self) -> list[_Due]:
         state = self._control_log.state
         if state.level < SECRET_ROTATION or without_key(state, self._control_log.key_id):
             return []
-        return [
-            (link, secret_id, sealed)
+        of_links = [
+            _Due(f"link {link.name}", link.link_id, sealed, partial(SealSecret, link.name, link.link_id, secret_id))
             for link in state.links.values()
             for secret_id, sealed in link.secrets.items()
-            if sealed.key_id != self._sealer.key_id
         ]
+        of_tokens = [
+            _Due(f"token {each.token_id}", each.token_id, each.acceptor_key, partial(SealToken, each.token_id))
+            for each in state.link_tokens.values()
+        ]
+        return [each for each in (*of_links, *of_tokens) if each.sealed.key_id != self._sealer.key_id]
 
-    async def _seal(self, link: Link, secret_id: str, sealed: Sealed) -> None:
-        extra = {"link": link.name, "key_id": self._sealer.key_id, "before": sealed.key_id or "none"}
+    async def _seal(self, due: _Due) -> None:
+        extra = {"of": due.of, "key_id": self._sealer.key_id, "before": due.sealed.key_id or "none"}
         try:
-            again = self._sealer.seal(self._sealer.open(sealed, link.link_id), link.link_id)
-            outcome = await self._control_log.append(SealSecret(link.name, link.link_id, secret_id, again))
+            again = self._sealer.seal(self._sealer.open(due.sealed, due.purpose), due.purpose)
+            outcome = await self._control_log.append(due.again(again))
         except (SealingError, PeerFault) as error:
-            log.warning("link secret not sealed", extra={**extra, "detail": str(error)})
+            log.warning("secret not sealed", extra={**extra, "detail": str(error)})
             await asyncio.sleep(RETRY_S)
             return
         if isinstance(outcome, Rejected):  # the link is gone, say
-            log.warning("link secret not sealed", extra={**extra, "detail": outcome.message})
+            log.warning("secret not sealed", extra={**extra, "detail": outcome.message})
         else:
-            log.info("link secret sealed", extra=extra)
+            log.info("secret sealed", extra=extra)

@@ -59,6 +59,14 @@ def _delete_token(state: ControlState, offset: int, command: c.Command, body: c.
     return state.evolve(link_tokens=drop(state.link_tokens, body.token_id)), ()
 
 
+def _seal_token(state: ControlState, offset: int, command: c.Command, body: c.SealToken) -> Result:
+    token = state.link_tokens.get(body.token_id)
+    if token is None:
+        return state, ()  # it was used meanwhile, or has expired
+    sealed = replace(token, acceptor_key=body.acceptor_key)
+    return state.evolve(link_tokens=put(state.link_tokens, token.token_id, sealed)), ()
+
+
 def use_token(state: ControlState, at_ms: int, token_id: str) -> tuple[ControlState, tuple[Grant, ...]]:
     """The state without a token, and what it grants. Raises Refuse."""
     token = state.link_tokens.get(token_id)
@@ -223,6 +231,7 @@ def _changed(state: ControlState, before: Link, after: Link) -> Result:
 GRANT_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
     c.CreateToken: _create_token,
     c.DeleteToken: _delete_token,
+    c.SealToken: _seal_token,
     c.ChangeGrants: _change_grants,
     c.RequestAttach: _request_attach,
     c.WithdrawAttach: _withdraw_attach,

@@ -60,6 +60,7 @@ BODIES: list[c.Body] = [
     c.BeginSecretRotation("l", UID, UID, "", Sealed(Seal.NONE, "", "AAAA"), True),
     c.FinishSecretRotation("l", UID, UID),
     c.AbandonSecretRotation("l", UID, UID),
+    c.SealToken("ab" * 8, Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")),
     c.SealSecret("l", UID, UID, Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")),
     c.MergeLink(
         "l",

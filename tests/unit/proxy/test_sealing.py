@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -93,6 +94,21 @@ def test_a_secret_is_sealed_once_every_proxy_has_the_key_first(before: tuple[Sec
     asyncio.run(work())
 
 
+def test_a_token_is_sealed_anew_and_can_be_used_without_the_key_of_before() -> None:
+    async def work() -> None:
+        cluster, token_id, key = ControlCluster(Calm(1)), "ab" * 8, Secret(b"the acceptor's key")
+        await with_link(cluster, OLD)
+        async with proxy(cluster, 1, OLD) as one:
+            sealed = Sealer(OLD).seal(key, token_id)
+            made = c.CreateToken(token_id, "cd" * 16, sealed, (), int(time.time() * 1000) + 3_600_000)
+            assert isinstance(await one.append(made), Accepted)
+        async with proxy(cluster, 1, NEW, OLD) as one:
+            await until(lambda: one.state.link_tokens[token_id].acceptor_key.key_id == Sealer(NEW).key_id)
+            assert Sealer(NEW).open(one.state.link_tokens[token_id].acceptor_key, token_id) == key
+
+    asyncio.run(work())
+
+
 def test_while_a_proxy_lacks_the_key_nothing_is_sealed_with_it() -> None:
     async def work() -> None:
         cluster = ControlCluster(Calm(1))
@@ -111,7 +127,7 @@ def test_what_no_key_opens_stays_and_is_told(caplog: pytest.LogCaptureFixture) -
         cluster = ControlCluster(Calm(1))
         await with_link(cluster, OLD)
         async with proxy(cluster, 1, ANOTHER) as one:
-            await until(lambda: "link secret not sealed" in caplog.text)
+            await until(lambda: "secret not sealed" in caplog.text)
             assert key_of(one) == Sealer(OLD).key_id
 
     asyncio.run(work())

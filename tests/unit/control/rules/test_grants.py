@@ -83,6 +83,17 @@ def test_the_other_cluster_has_attached_what_it_was_granted_and_nothing_else() -
     log.attached("prod-", for_peer=False)
 
 
+def test_a_token_is_sealed_anew_until_it_is_used() -> None:
+    log = Log()
+    log.ok(c.CreateToken("ab" * 8, "cd" * 16, KEY, (), log.now_ms + 1_000))
+    again = Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")
+    log.ok(c.SealToken("ab" * 8, again))
+    assert log.state.link_tokens["ab" * 8].acceptor_key == again
+    log.ok(c.DeleteToken("ab" * 8))
+    log.ok(c.SealToken("ab" * 8, KEY))
+    assert not log.state.link_tokens
+
+
 def test_what_is_cut_or_changed_for_that_takes_a_right_of_its_own() -> None:
     log = Log("lead:orders-")
     assert "--may 'replace:orders-'" in log.refused("orders-", truncate_topic_ids=(TOPIC_ID,))
