@@ -17,6 +17,7 @@ from isthmus_control.model import (
     OnSourceLoss,
     ResourceType,
     Role,
+    contains,
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
@@ -168,7 +169,9 @@ class Attaching:
         """What would be left out. Raises OperationError."""
         try:
             return await self._left_out.attached(link, kind, request.local, request.remote, role)
-        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+        except LinkRejected as error:
+            raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
+        except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("UNAVAILABLE", f"what would be left out is not known: {error}", 503) from error
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
@@ -349,7 +352,9 @@ class Attaching:
     async def on_led_topics(self, connection: LinkConnection, question: calls.LedTopics) -> calls.LedTopicsAnswer:
         self._consents.check_led(connection.link_name, question.prefix)
         topics = await self._commands.for_peer(self.led_topics(question.prefix, bool(question.settings)))
-        return calls.LedTopicsAnswer(topics, tuple(sorted(self._context.control.state.truncations)))
+        truncating = self._context.control.state.truncations
+        of_these = [name for name in truncating if contains(ResourceType.TOPIC, question.prefix, name)]
+        return calls.LedTopicsAnswer(topics, tuple(sorted(of_these)))
 
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
         """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 import zlib
@@ -29,6 +30,9 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 CREATE_TIMEOUT_S: Final = 75.0
 """Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
+CONNECT_POLLS: Final = 100
+CONNECT_POLL_S: Final = 0.05
+"""So often, and after so long each time, a new link is looked at until it has connected."""
 
 
 class LinkCreation:
@@ -106,6 +110,14 @@ class LinkCreation:
             raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
         finally:
             await connection.stopped()
+        await self._connected(name)
+
+    async def _connected(self, name: str) -> None:
+        """Give a new link a while to connect, which all that is asked of it next takes. If not, status says why."""
+        for _ in range(CONNECT_POLLS):
+            if self._peers.connections(name):
+                break
+            await asyncio.sleep(CONNECT_POLL_S)
 
     def _given(self, grants: tuple[Grant, ...], local: bool) -> tuple[Grant, ...]:
         """What is granted with a new link. ``local``: no token was shown for it, which is a setting of this machine."""

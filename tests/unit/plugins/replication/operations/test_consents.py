@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from support.plugins import Proxy, Two, on_two
 
 from isthmus_control.commands import DetachNamespace, RaiseLevel
 from isthmus_control.levels import CONSENT
-from isthmus_control.model import ResourceType
+from isthmus_control.model import Reason, ResourceType
 from isthmus_control.tokens import Token
+from isthmus_control.truncations import Truncation, TruncationPhase
 from isthmus_plugins import links
 from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.links import OperationError
@@ -364,7 +366,13 @@ def test_a_peer_is_told_of_no_topics_that_it_may_not_follow_and_plans_nothing(mo
             assert raised.value.code == "NOT_GRANTED"
         assert attached(two) == [[], []]
         connection = two.b.plugin.parts.peers.connections("a-to-b")[0]
-        asked: tuple[Question[Any], ...] = (calls.LedTopics(""), calls.LogEnds(""), calls.TopicSettings("secret-"))
+        asked: tuple[Question[Any], ...] = (
+            calls.LedTopics(""),
+            calls.LogEnds(""),
+            calls.TopicSettings("secret-"),
+            calls.LeftOut(ResourceType.TOPIC, "secret-", "_"),
+            calls.LeftOut(ResourceType.CONSUMER_GROUP, "", "_"),
+        )
         for question in asked:
             with pytest.raises(LinkRejected) as rejected:
                 await connection.call(question)
@@ -372,6 +380,32 @@ def test_a_peer_is_told_of_no_topics_that_it_may_not_follow_and_plans_nothing(mo
         with pytest.raises(OperationError, match="__consumer_offsets"):
             await two.a.links.alter("a-to-b", links.AlterLink(offsets_topic="whole"))
         assert not two.controls["B"].state.links["a-to-b"].offsets_topics
+
+    on_two(work)
+
+
+def test_a_peer_is_told_what_is_truncated_of_its_own_alone() -> None:
+    async def work(two: Two) -> None:
+        await linked(two, here=("follow:l-",))
+        control = two.controls["A"]
+        phase = TruncationPhase.REFILLING
+        control.state = control.state.evolve(
+            truncations={
+                name: Truncation("x", name, str(uuid.uuid4()), Reason("", ""), (), None, "p", "", 0, phase, 0)
+                for name in ("l-t", "secret-t")
+            }
+        )
+        answer = await two.b.plugin.parts.peers.connections("a-to-b")[0].call(calls.LedTopics("l-"))
+        control.state = control.state.evolve(truncations={})
+        assert answer.truncating == ("l-t",)
+
+    on_two(work)
+
+
+def test_a_link_that_was_made_is_connected() -> None:
+    async def work(two: Two) -> None:
+        await two.create(token=await token(two))
+        assert two.a.plugin.parts.peers.connections("a-to-b")
 
     on_two(work)
 
