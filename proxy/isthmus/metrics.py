@@ -162,10 +162,12 @@ def _connections(gateway: Gateway) -> Iterator[Metric]:
     yield _gauge(
         "isthmus_connections_max", "Client connections beyond which new ones are closed", gateway.limits.connections_max
     )
-    kept = gateway.limits.queued_bytes_max - gateway.queued_bytes.left
+    kept = gateway.queued_bytes.kept + gateway.strangers_bytes.kept
     yield _gauge("isthmus_queued_bytes", "Bytes of clients' requests that are kept until they are whole", kept)
     yield _gauge(
-        "isthmus_queued_waiting", "Clients that are not read until there is room for one", gateway.queued_bytes.waiting
+        "isthmus_queued_waiting",
+        "Clients that are not read until there is room for one",
+        gateway.queued_bytes.waiting + gateway.strangers_bytes.waiting,
     )
     received = CounterMetricFamily(
         "isthmus_received_bytes", "Bytes read from clients and from brokers", labels=["peer"]

@@ -14,6 +14,7 @@ from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, Since, tol
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
+from isthmus.session.queued_bytes import UNCOUNTED_BYTES
 from isthmus.session.refused_produce import RefusedProduce
 from isthmus.session.session import AUTHENTICATING, SERVING, SessionState
 from isthmus.session.tapped_produce import TappedProduces
@@ -54,8 +55,6 @@ WHOLE_FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a request that hooks see as a whole: many thousand topics. To put it together takes 3 ms."""
 PRODUCE_HEAD_BYTES_MAX: Final = 64 * 1024
 """So much of a Produce is kept to find its acks, behind the header's tags and the transactional id."""
-UNCOUNTED_BYTES: Final = 16 * 1024
-"""A frame of no more is kept without asking whether there is room."""
 KNOWN_HEADS_MAX: Final = 8
 """Topics of a connection whose Produce requests are recognised by their first bytes."""
 KNOWN_HEAD_BYTES_MAX: Final = 1024
@@ -89,6 +88,7 @@ class Downstream(Peer):
         "_produces",
         "_refused",
         "_request",
+        "_room",
         "_routes",
         "_scanning",
         "_session_id",
@@ -132,6 +132,8 @@ class Downstream(Peer):
         self._gated_full = False
         self._counted = 0
         """Bytes of the frame that is kept, or held, as far as the process was asked for them."""
+        self._room = gateway.strangers_bytes
+        """Out of which what is kept is counted: strangers' until the client has authenticated."""
         self._refused: RefusedProduce | None = None
         """What comes of a Produce that is refused; ``_partial`` is there, and stays empty."""
         self._frame_timer: asyncio.TimerHandle | None = None
@@ -269,6 +271,10 @@ class Downstream(Peer):
 
     def go_on(self) -> None:
         """Take what was kept."""
+        if self._counted:
+            self._uncount()
+        if self.session.stranger is None:
+            self._room = self._gateway.queued_bytes
         early, self._partial = self._partial, None
         if early and self.session.stranger is not None:
             self.session.stranger.take(bytes(early))
@@ -278,6 +284,8 @@ class Downstream(Peer):
     def keep(self, data: bytes, wanted: int) -> None:
         """Keep what a stranger has sent until so many bytes are there, or until :meth:`go_on`."""
         self._keep(data, wanted)
+        if wanted > UNCOUNTED_BYTES:
+            self._count(wanted, goes_on=False)
 
     def pass_on(self, frame: bytes, route: Route, correlation_id: int, on_response: ResponseHook | None) -> None:
         """Forward a request of a stranger's, which no hook sees."""
@@ -345,6 +353,8 @@ class Downstream(Peer):
         if self.session.state is SERVING:
             self._take(data, arrived)
         elif self.session.stranger is not None:
+            if self._counted:
+                self._uncount()
             self.session.stranger.take(data)
 
     def _continued(self, data: bytes) -> bytes:
@@ -556,7 +566,7 @@ class Downstream(Peer):
         """Ask for room for the frame that is kept. ``goes_on``: it was kept before, and not as much of it."""
         if not goes_on:
             self._stop_frame_timer()
-        if self._gateway.queued_bytes.ask(self, size, self._granted):
+        if self._room.ask(self, size, self._granted):
             self._may_keep(size)
         else:
             self._counted = _WAITS
@@ -589,15 +599,15 @@ class Downstream(Peer):
     def _uncount(self) -> None:
         counted, self._counted = self._counted, 0
         if counted != _WAITS:
-            self._gateway.queued_bytes.give_back(counted)
-        elif self._gateway.queued_bytes.forget(self):  # what was read already made the frame whole
+            self._room.give_back(counted)
+        elif self._room.forget(self):  # what was read already made the frame whole
             self.release_reading()
 
     def _keep_no_more(self) -> None:
         """The connection ends: whoever waits for room has it."""
         self._refused = None
         self._stop_frame_timer()
-        self._gateway.queued_bytes.forget(self)
+        self._room.forget(self)
         if self._counted:
             self._uncount()
 
@@ -718,7 +728,7 @@ class Downstream(Peer):
                 self._since = self._gateway.deciding.since()
             self.hold_reading()
             self._counted = len(frame)
-            self._gateway.queued_bytes.take(self._counted)
+            self._room.take(self._counted)
             if isinstance(verdict, Hold):
                 held = self._held_until(verdict, route, correlation_id, acks0, frame, rest, came)
                 self._gateway.tasks.start("hold", held)

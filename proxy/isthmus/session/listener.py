@@ -106,6 +106,8 @@ class Gateway:
         """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
         self.deciding = Deciding(limits.request_elements_max, lambda: self.vouches_until())
         self.queued_bytes = QueuedBytes(limits.queued_bytes_max)
+        self.strangers_bytes = QueuedBytes(max(1, limits.queued_bytes_max // 4))
+        """Of clients that have not authenticated, beside the others': whose login is large waits for theirs alone."""
         self.connections_from: Counter[str] = Counter()
         """By client's host, those in their TLS handshake too."""
         self.write_lost_at = float("-inf")

@@ -7,15 +7,19 @@ and at most one frame more is kept than there is room for. The others wait in th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Final
+
+UNCOUNTED_BYTES: Final = 16 * 1024
+"""A frame of no more is kept without asking whether there is room."""
 
 
 class QueuedBytes:
     """What is left of them."""
 
-    __slots__ = ("_waiting", "left")
+    __slots__ = ("_most", "_waiting", "left")
 
     def __init__(self, most: int) -> None:
-        self.left = most
+        self._most = self.left = most
         """May be below zero."""
         self._waiting: dict[Hashable, tuple[int, Callable[[], None]]] = {}
         """In their order."""
@@ -47,6 +51,11 @@ class QueuedBytes:
             size, granted = self._waiting.pop(owner)
             self.left -= size
             granted()
+
+    @property
+    def kept(self) -> int:
+        """How many are kept."""
+        return self._most - self.left
 
     @property
     def waiting(self) -> int:

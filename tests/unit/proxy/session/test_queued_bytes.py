@@ -19,9 +19,9 @@ from support.sessions import (
     until,
 )
 
-from isthmus.session.downstream import PRODUCE_HEAD_BYTES_MAX, UNCOUNTED_BYTES
+from isthmus.session.downstream import PRODUCE_HEAD_BYTES_MAX
 from isthmus.session.listener import Limits
-from isthmus.session.queued_bytes import QueuedBytes
+from isthmus.session.queued_bytes import UNCOUNTED_BYTES, QueuedBytes
 from isthmus_plugins.api import Answer, Hold, Request, Verdict
 from isthmus_protocol.wire import write_uvarint
 
