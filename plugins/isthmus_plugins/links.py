@@ -364,6 +364,8 @@ class PromotedNamespace(_Model):
     replicas_lacking: list[str] = []
     """Topics, the proxies' own among them, that have fewer replicas than they are to have: a broker that goes down may
     stop those who write them."""
+    missing_grants: list[str] = []
+    """What the other cluster has to grant before it can follow this namespace, to go back some day."""
     promoted: bool = False
 
 

@@ -721,6 +721,10 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield from missing
     yield from of_topics(report)
     yield from left_out_of(report)
+    if lacking := dict.fromkeys(grant for each in report["namespaces"] for grant in each["missing_grants"]):
+        yield ""
+        yield f"before the other cluster can follow these in turn, its operator grants {', '.join(lacking)}"
+        yield f"there: isthmus link grant {report['link_name']} --may {','.join(lacking)}"
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:

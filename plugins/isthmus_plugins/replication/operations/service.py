@@ -125,6 +125,7 @@ class LinkService(Part):
             self._promoted,
             left_out,
             replicas,
+            self.consents.ask,
         )
         self._statuses = LinkStatuses(
             context,

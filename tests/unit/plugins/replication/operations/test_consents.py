@@ -402,6 +402,24 @@ def test_a_peer_is_told_what_is_truncated_of_its_own_alone() -> None:
     on_two(work)
 
 
+def test_a_promotion_says_what_going_back_takes() -> None:
+    async def work(two: Two) -> None:
+        await linked(two, "lead:r-", here=("follow:l-",))
+        await two.a.links.attach("a-to-b", LEADS)
+        wanted = links.Promote(namespaces=[links.NamespaceRef(local="r-")], dry_run=True)
+
+        async def lacks() -> list[str]:
+            report = await two.b.links.promote("a-to-b", wanted, lambda done, of: None)
+            return report.namespaces[0].missing_grants
+
+        assert await lacks() == ["lead:l-"]
+        assert not two.a.status().waiting
+        await two.a.links.grant("a-to-b", links.ChangeGrants(may=["lead:l-"]))
+        assert await lacks() == []
+
+    on_two(work)
+
+
 def test_a_link_that_was_made_is_connected() -> None:
     async def work(two: Two) -> None:
         await two.create(token=await token(two))
