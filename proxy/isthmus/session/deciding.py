@@ -17,14 +17,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from isthmus_plugins.api import Ask, Hold, Request, Verdict
+from isthmus_plugins.api import Answer, Ask, Hold, Request, Verdict
 from isthmus_plugins.aside import aside
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.elements import TooManyElements, at_most
+from isthmus_protocol.error_answers import refused_as_a_whole
+from isthmus_protocol.error_codes import INVALID_REQUEST
 
 if TYPE_CHECKING:
     from isthmus.session.dispatch import Route
 
+CAUSE: Final = "too_many_elements"
 ELEMENTS_AT_ONCE: Final = 1_000
 """Of a request that the loop decides: some 3 ms."""
 BYTES_AT_ONCE: Final = 64 * 1024
@@ -62,12 +65,16 @@ class Deciding:
         return self._fences != since.fences or (since.vouched and monotonic() > self._vouches_until())
 
     def ask(self, route: Route, request: Request) -> Verdict:
-        """What hooks say of a request of ``elements_max`` at most. Raises what they raise, and TooManyElements."""
+        """What hooks say of a request of ``elements_max`` at most. One with more is answered with an error where one
+        says all; else TooManyElements. Raises what they raise, too."""
         assert route.on_request is not None
         try:
             with at_most(self.elements_max, each=True):
                 return route.on_request(request)
         except TooManyElements as error:
+            answer = refused_as_a_whole(route.api_key, route.version, request.correlation_id, INVALID_REQUEST)
+            if answer is not None and request.whole:
+                return Answer(answer, CAUSE)
             raise TooManyElements(f"{route.api} with {error}") from error
 
     async def verdict(self, route: Route, request: Request) -> Verdict:

@@ -7,7 +7,7 @@ import logging
 import struct
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from support.reservations import Process, asked, started
@@ -17,7 +17,7 @@ from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
 from isthmus.session.listener import Limits
 from isthmus_plugins.api import ASKED_ID, Answer, Ask, Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.aside import answered_as_asked, on_loop
-from isthmus_protocol.error_codes import POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED
+from isthmus_protocol.error_codes import INVALID_REQUEST, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED
 from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame, write_uvarint
@@ -136,6 +136,27 @@ def test_more_elements_than_the_limit_end_the_connection() -> None:
                 assert session.close_cause == "oversized request"
                 assert refused_by(front) == {"oversized request": 1}
             assert decoding.on_loop == [not pure]
+
+    run(main())
+
+
+@pytest.mark.parametrize("pure", [True, False])
+def test_more_elements_are_answered_where_one_error_says_all(pure: bool) -> None:
+    def on_request(request: Request) -> Verdict:
+        decode_request(request.frame)
+        return None
+
+    async def main() -> None:
+        values = {"group_id": "g", "topics": [{"name": str(each), "partition_indexes": []} for each in range(2_001)]}
+        frame = encode_request(build_request(ApiKey.OFFSET_FETCH, 7, values), 1, None)
+        offset_fetch = RequestHook(ApiKey.OFFSET_FETCH, on_request, whole=True, pure=pure)
+        async with fronted(offset_fetch, limits=Limits(request_elements_max=2_000)) as front:
+            client, upstream, _ = await front.connect()
+            client.send(frame, request(2))
+            answered: Any = decode_response(ApiKey.OFFSET_FETCH, 7, await client.take())[1]
+            assert (int(answered.error_code), answered.topics) == (INVALID_REQUEST, ())
+            assert await upstream.take() == request(2)
+            assert front.gateway.refused_by_cause["too_many_elements"] == 1
 
     run(main())
 
