@@ -70,8 +70,8 @@ async def as_asked(request: Request, decide: Callable[P, T], *args: P.args, **kw
 
 
 def answered_as_asked(request: Request, hook: ResponseHook) -> ResponseHook:
-    """A hook of answers that is pure: it sees that to a request that was decided aside there, too."""
-    return partial(_answered_aside, hook) if request.aside else hook
+    """A hook of answers that is pure: it sees that to a request that was decided aside there, too, and a large one."""
+    return partial(_answered_aside if request.aside else answered_by_size, hook)
 
 
 def answered_by_size(hook: ResponseHook, frame: bytes) -> bytes | Gate:

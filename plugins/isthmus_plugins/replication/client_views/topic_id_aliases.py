@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked
 from isthmus_plugins.replication.link.part import Part
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
@@ -70,7 +71,7 @@ class TopicIdAliases(Part):
         if not former:
             return None
         frame = encode_request(replace(asked, topics=topics), request.correlation_id, head.client_id)
-        return Replace(frame, partial(_committed, request.version, former))
+        return Replace(frame, answered_as_asked(request, partial(_committed, request.version, former)))
 
     def on_offset_fetch(self, request: Request) -> Verdict:
         """The same for a question about committed offsets."""
@@ -88,7 +89,7 @@ class TopicIdAliases(Part):
         if not any(former.values()):
             return None
         frame = encode_request(replace(asked, groups=tuple(groups)), request.correlation_id, head.client_id)
-        return Replace(frame, partial(_answered, request.version, former))
+        return Replace(frame, answered_as_asked(request, partial(_answered, request.version, former)))
 
     def _may_concern(self, request: Request) -> bool:
         return bool(self._successions) and request.version >= TOPIC_IDS_SINCE

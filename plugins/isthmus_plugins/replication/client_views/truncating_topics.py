@@ -26,6 +26,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Ask, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.describing import described, question
 from isthmus_plugins.fetch_verdicts import refused_in_part
@@ -165,7 +166,9 @@ class TruncatingTopics(Part):
         }
         if not epochs:
             return None
-        return Replace(request.frame, partial(self._with_old_epochs, request.version, epochs))
+        return Replace(
+            request.frame, answered_as_asked(request, partial(self._with_old_epochs, request.version, epochs))
+        )
 
     def _with_old_epochs(self, version: int, epochs: dict[TopicPartition, int], frame: bytes) -> bytes:
         correlation_id, payload = decode_response(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, frame)

@@ -16,7 +16,7 @@ from support.sessions import Front, answer, fronted, id_of, request, run, until
 from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
 from isthmus.session.listener import Limits
 from isthmus_plugins.api import ASKED_ID, Answer, Ask, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import answered_as_asked, on_loop
+from isthmus_plugins.aside import ANSWER_BYTES_AT_ONCE, answered_as_asked, on_loop
 from isthmus_protocol.error_codes import INVALID_REQUEST, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED
 from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
@@ -379,6 +379,11 @@ def test_the_answer_to_a_large_request_is_read_in_the_thread_and_keeps_its_turn(
             upstream.send(answer(1), answer(2), answer(3))
             assert [await client.take() for _ in range(3)] == [answer(1, b"seen"), answer(2, b"seen"), answer(3)]
             assert threads == [True, False]
+            client.send(deletion(5, 1))
+            await upstream.take()
+            upstream.send(answer(5, b"large" * ANSWER_BYTES_AT_ONCE))
+            assert await client.take() == answer(5, b"seen")
+            assert threads == [True, False, False]
             client.send(deletion(4, 5_000))
             await upstream.take()
             upstream.send(answer(4, b"bad"))
