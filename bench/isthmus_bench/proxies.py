@@ -34,7 +34,14 @@ _NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 EARLIER_VERSION: Final = "ISTHMUS_EARLIER_VERSION"
 """In a proxy's environment: it runs one, which does not know :data:`LATER_SETTINGS`."""
-LATER_SETTINGS: Final = frozenset({("admin_listener", "loopback_without_authentication")})
+LATER_SETTINGS: Final = frozenset(
+    {
+        ("admin_listener", "loopback_without_authentication"),
+        ("link", "allow_local_links"),
+        ("link", "remotes_allowed"),
+        ("link", "require_encryption"),
+    }
+)
 
 
 class ProxyFailed(Exception):
@@ -47,7 +54,8 @@ class ProxyProcess:
     Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
     configuration: ``{"plugins": {"enabled": []}}``. A proxy in the ``background`` goes on when its starter ends.
     ``environment`` adds variables to the starter's, at each start. ``link_reach``: where links listen, and where they
-    are reached. ``descriptors``: how many file descriptors it may have; None: as many as the starter.
+    are reached; None: it only dials. ``descriptors``: how many file descriptors it may have; None: as many as the
+    starter.
     """
 
     forked: ClassVar[bool] = False
@@ -64,7 +72,7 @@ class ProxyProcess:
         extra: Mapping[str, Mapping[str, Any]] | None = None,
         background: bool = False,
         environment: Mapping[str, str] | None = None,
-        link_reach: Reach = Reach(bind=HOST, advertised=HOST),
+        link_reach: Reach | None = Reach(bind=HOST, advertised=HOST),
         descriptors: int | None = None,
     ) -> None:
         self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
@@ -76,23 +84,28 @@ class ProxyProcess:
         self._ports += listening
         client = listening[0]
         self.bootstrap = f"{HOST}:{client}"
-        self.link_address = f"{link_reach.advertised}:{link}"
+        self.link_address = f"{HOST if link_reach is None else link_reach.advertised}:{link}"
         self.url = f"http://{HOST}:{admin}"
         tables: dict[str, dict[str, Any]] = {
             "proxy": {"name": name, "lease_s": 10.0, "drain_timeout_s": 5.0},
             "cluster": {"bootstrap_servers": bootstrap_servers},
             "client_listener": {"bind": self.bootstrap},
-            "link_listener": {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address},
+            "link": {"allow_local_links": True, "remotes_allowed": [HOST]},
             "admin_listener": {"bind": f"{HOST}:{admin}", "loopback_without_authentication": True},
             "data": {"directory": str(self.directory / f"{name}-data")},
         }
+        if link_reach is not None:
+            tables["link_listener"] = {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address}
+        if EARLIER_VERSION not in (environment or {}):
+            tables["link"]["require_encryption"] = True
         if broker_id is not None:
             tables["cluster"]["broker_id"] = broker_id
         for table, settings in (extra or {}).items():
             tables.setdefault(table, {}).update(settings)
         self.config_path = self.directory / f"{name}.toml"
         self.log_path = self.directory / f"{name}.log"
-        self._tables = tables
+        self.tables = tables
+        """The configuration, from the next start on."""
         self.environment = dict(environment or {})
         self.options: tuple[str, ...] = ()
         """More arguments of the command, from the next start on."""
@@ -125,6 +138,10 @@ class ProxyProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def extra(self, table: str, **settings: Any) -> None:
+        """Add to a table of the configuration, from the next start on."""
+        self.tables.setdefault(table, {}).update(settings)
+
     def spawn(self) -> None:
         """Start the process and return at once. It ends with the calling *thread*, unless in the background; if
         it is forked, with the calling process."""
@@ -147,11 +164,12 @@ class ProxyProcess:
     def _known_tables(self) -> dict[str, dict[str, Any]]:
         """The configuration, as far as the version knows it that runs."""
         if EARLIER_VERSION not in self.environment:
-            return self._tables
-        return {
+            return self.tables
+        known = {
             table: {name: value for name, value in settings.items() if (table, name) not in LATER_SETTINGS}
-            for table, settings in self._tables.items()
+            for table, settings in self.tables.items()
         }
+        return {table: settings for table, settings in known.items() if settings}
 
     def _prepare(self) -> None:
         if self._descriptors is not None:
@@ -234,6 +252,17 @@ class ProxyProcess:
         if check and done.returncode != 0:
             raise ProxyFailed(f"isthmus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def write_token(self, file: Path, *may: str) -> None:
+        """Write a token to ``file`` with which another cluster, on another machine, makes a link with this one.
+
+        ``may``: what it grants, beside settings of brokers.
+        """
+        self.cli("control", "upgrade")
+        granted = [each for grant in may for each in ("--may", grant)]
+        token = self.cli("link", "token", "create", "--broker-settings", *granted)["token"]
+        file.touch(0o600)
+        file.write_text(token)
 
     def get(self, path: str) -> Any:
         """GET a REST resource of the proxy."""

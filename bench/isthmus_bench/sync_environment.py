@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -117,16 +116,13 @@ class Environment:
         clusters = [self._cluster]
         if linked:
             clusters.append(self._start("b", Scenario("b", "", "", "")))
-        token = directory / "token"  # the far address is another machine's
-        token.write_text(secrets.token_hex(32))
-        token.chmod(0o600)
         proxies = [
             self._stack.enter_context(
                 ProxyProcess(
                     each.bootstrap_servers,
                     name=each.spec.name,
                     directory=directory,
-                    extra={"link_listener": {"enrolment_token_file": str(token)}},
+                    extra={"link": {"remotes_allowed": [self._reach.advertised]}},
                     link_reach=self._reach,
                 )
             )
@@ -136,6 +132,8 @@ class Environment:
         self._proxies = proxies
         self.proxies = [each.pid for each in proxies]
         if linked:
+            token = directory / "token"  # the far address is another machine's
+            proxies[1].write_token(token, "lead:", "lead:consumer-group:")
             remote = ("--remote", proxies[1].link_address, "--token-file", str(token))
             self._proxy.cli("link", "create", LINK, *remote)
 

@@ -41,7 +41,9 @@ from isthmus_control.rules.claims import CLAIM_HANDLERS
 from isthmus_control.rules.deletions import DELETION_HANDLERS
 from isthmus_control.rules.demands import DEMAND_HANDLERS
 from isthmus_control.rules.follower_topics import FOLLOWER_TOPIC_HANDLERS
+from isthmus_control.rules.grants import GRANT_HANDLERS
 from isthmus_control.rules.levels import LEVEL_HANDLERS, check_allowed, check_known
+from isthmus_control.rules.link_secrets import LINK_SECRET_HANDLERS
 from isthmus_control.rules.links import LINK_HANDLERS
 from isthmus_control.rules.namespaces import NAMESPACE_HANDLERS
 from isthmus_control.rules.offsets_topics import OFFSETS_HANDLERS
@@ -163,6 +165,8 @@ def _accept_log(state: ControlState, offset: int, command: c.Command, body: c.Ac
 _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
     **NAMESPACE_HANDLERS,
     **LINK_HANDLERS,
+    **GRANT_HANDLERS,
+    **LINK_SECRET_HANDLERS,
     **OFFSETS_HANDLERS,
     **FOLLOWER_TOPIC_HANDLERS,
     **PROVENANCE_HANDLERS,

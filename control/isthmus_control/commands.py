@@ -26,11 +26,22 @@ from isthmus_control.codec import MalformedValue, UnknownField, canonical_json, 
 from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
-from isthmus_control.levels import CONCERNS, FROM_FIRST, PREFIXES, SIGNING, SOURCE_DELETIONS, SOURCE_LOSSES
+from isthmus_control.levels import (
+    CONCERNS,
+    CONSENT,
+    FROM_FIRST,
+    PREFIXES,
+    SECRET_ROTATION,
+    SIGNING,
+    SOURCE_DELETIONS,
+    SOURCE_LOSSES,
+)
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
+    AttachRequest,
     BrokerClaim,
+    Grant,
     LinkMode,
     LinkSettings,
     NamespaceKey,
@@ -219,7 +230,11 @@ class DeleteNamespace(Body):
 
 @dataclass(frozen=True, slots=True)
 class CreateLink(Body):
-    """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID)."""
+    """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID).
+
+    ``token``: the id of this cluster's token that the other side has shown. It is used up, and what it grants is
+    granted; without one, ``grants`` are.
+    """
 
     KIND: ClassVar[str] = "create-link"
     VERSION: ClassVar[int] = 3
@@ -232,6 +247,8 @@ class CreateLink(Body):
     secret: Sealed | None = None
     mode: LinkMode = LinkMode.ASYNCHRONOUS
     config: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", metadata=since(CONSENT))
+    grants: tuple[Grant, ...] = field(default=(), metadata=since(CONSENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +264,58 @@ class AlterLink(Body):
     local_addresses: tuple[str, ...] | None = None
     secret: Sealed | None = None
     config: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSecretRotation(Body):
+    """From here on a second secret counts beside the link's own, ``current`` (its id).
+
+    Both sides record it, the one that is asked first. ``asked``: this is that side, and the new secret may take the
+    place of one whose rotation the other side has given up. The other side has no second one then.
+    """
+
+    KIND: ClassVar[str] = "begin-secret-rotation"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+    current: str
+    secret: Sealed
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSecretRotation(Body):
+    """Both sides have the second secret: it alone counts from here on. Rejected where it was never begun here."""
+
+    KIND: ClassVar[str] = "finish-secret-rotation"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonSecretRotation(Body):
+    """The other side has recorded that it has no such secret, and never will: the one from before goes on alone."""
+
+    KIND: ClassVar[str] = "abandon-secret-rotation"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealSecret(Body):
+    """The same secret, sealed with another key, or at all."""
+
+    KIND: ClassVar[str] = "seal-secret"
+    SINCE: ClassVar[int] = SECRET_ROTATION
+    link: str
+    link_id: str
+    secret_id: str
+    secret: Sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +338,75 @@ class DeleteLink(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateToken(Body):
+    """A token with which another cluster may make one link with this one."""
+
+    KIND: ClassVar[str] = "create-token"
+    SINCE: ClassVar[int] = CONSENT
+    token_id: str
+    public_key: str
+    acceptor_key: Sealed
+    grants: tuple[Grant, ...]
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealToken(Body):
+    """The acceptor's key of a token as it is sealed with another control key."""
+
+    KIND: ClassVar[str] = "seal-token"
+    SINCE: ClassVar[int] = CONSENT
+    token_id: str
+    acceptor_key: Sealed
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteToken(Body):
+    KIND: ClassVar[str] = "delete-token"
+    SINCE: ClassVar[int] = CONSENT
+    token_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGrants(Body):
+    """What the other cluster of a link may have done here from now on; what is attached stays attached."""
+
+    KIND: ClassVar[str] = "change-grants"
+    SINCE: ClassVar[int] = CONSENT
+    link: str
+    given: tuple[Grant, ...] = ()
+    taken: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAttach(Body):
+    """A pair of namespaces is to be attached once that is granted."""
+
+    KIND: ClassVar[str] = "request-attach"
+    SINCE: ClassVar[int] = CONSENT
+    link: str
+    request: AttachRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAttach(Body):
+    """It is not to be attached any more."""
+
+    KIND: ClassVar[str] = "withdraw-attach"
+    SINCE: ClassVar[int] = CONSENT
+    link: str
+    type: ResourceType
+    local_prefix: str
+    for_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AttachNamespace(Body):
     """Attaches a pair of namespaces; a follower becomes reserved.
 
     ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
     The consents: see :class:`~isthmus_control.model.NamespaceMapping`. ``on_source_loss``, ``on_source_delete`` None:
-    as it is.
+    as it is. ``for_peer``, of this and other commands: the other cluster asked, which may have what it was granted.
     """
 
     KIND: ClassVar[str] = "attach-namespace"
@@ -289,6 +421,7 @@ class AttachNamespace(Body):
     disable_transaction_verification: bool = False
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
     def mapping(self, attached_ms: int = 0, at_offset: int = 0) -> NamespaceMapping:
         """What is attached, once the command stands at ``at_offset``."""
@@ -320,6 +453,7 @@ class AlterMapping(Body):
     local_prefix: str
     on_source_loss: OnSourceLoss | None
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +462,7 @@ class DetachNamespace(Body):
     link: str
     type: ResourceType
     local_prefix: str
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +541,7 @@ class SetOffsetsTopic(Body):
     link: str
     role: Role
     copy: OffsetsCopy | None
+    for_peer: bool = field(default=False, metadata=since(CONSENT))
 
 
 # --- follower topics and provenance
@@ -947,8 +1083,18 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DeleteNamespace,
             CreateLink,
             AlterLink,
+            BeginSecretRotation,
+            FinishSecretRotation,
+            AbandonSecretRotation,
+            SealSecret,
             MergeLink,
             DeleteLink,
+            CreateToken,
+            DeleteToken,
+            SealToken,
+            ChangeGrants,
+            RequestAttach,
+            WithdrawAttach,
             AttachNamespace,
             AlterMapping,
             DetachNamespace,

@@ -15,7 +15,7 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED, LEFT_OUT, since
 from isthmus_control.concerns import Beyond
-from isthmus_control.levels import SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CONSENT, SIGNING, SOURCE_LOSSES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
@@ -24,6 +24,7 @@ from isthmus_control.model import (
     GroupClaim,
     HeldConfig,
     Link,
+    LinkToken,
     Namespace,
     NamespaceKey,
     NamespaceMapping,
@@ -59,7 +60,8 @@ class ControlState:
     or that are open, oldest first; ``source_losses_left_off``: by link, how many more there were. ``sync_records``: by
     name of a synchronous link, then (topic, partition), what is recorded of those that are not Syncing. ``claims``: by
     (topic, partition), what is recorded of leases that ran out, of topics that follow or did. ``group_claims``: the
-    same of groups, by link and partition of the source's offsets topic. ``recent_ids`` and ``recent_offsets`` are the
+    same of groups, by link and partition of the source's offsets topic. ``link_tokens`` are those that nobody has used,
+    by their ids. ``recent_ids`` and ``recent_offsets`` are the
     commands that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts
     twice. ``generation`` is that of the last log that an operator accepted as it was (0: never), in rising order.
     ``beyond`` is what this proxy alone does not know (:mod:`isthmus_control.concerns`).
@@ -71,6 +73,7 @@ class ControlState:
     namespaces: Mapping[NamespaceKey, Namespace] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
     links_created: int = 0
+    link_tokens: Mapping[str, LinkToken] = field(default_factory=dict, metadata=since(CONSENT))
     follower_topics: Mapping[str, FollowerTopic] = field(default_factory=dict)
     histories: Mapping[str, TopicHistory] = field(default_factory=dict)
     truncations: Mapping[str, Truncation] = field(default_factory=dict)

@@ -11,6 +11,7 @@ written again.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ def export(replica: Replica, recent: RecentRecords, topic_id: str) -> Export | N
     return None
 
 
-def decode(data: bytes, control_key: Secret | None = None) -> Export:
+def decode(data: bytes, control_key: Secret | None = None, others: Iterable[Secret] = ()) -> Export:
     """Raises :class:`MalformedExport` where it cannot be written as a log, or where its records are signed with another
     control key."""
     try:
@@ -119,7 +120,7 @@ def decode(data: bytes, control_key: Secret | None = None) -> Export:
     if file.first != (0 if file.snapshot is None else file.snapshot.as_of + 1):
         raise MalformedExport("its records do not follow its snapshot")
     try:
-        state = found.replica(None if control_key is None else Signer(control_key, file.cluster_id)).state
+        state = found.replica(None if control_key is None else Signer(control_key, file.cluster_id, others)).state
     except Halted as halted:
         raise MalformedExport(str(halted)) from None
     if state.generation != file.generation:

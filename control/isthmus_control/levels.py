@@ -34,6 +34,12 @@ FROM_FIRST: Final = 3
 """Acks of a new partition of a synchronous link are held from its first record on, and that is recorded."""
 SOURCE_DELETIONS: Final = 3
 """Follower topics may be deleted as their source's are."""
+SECRET_ROTATION: Final = 4
+"""A link may have a second secret, until both sides have it."""
+KEY_ROTATION: Final = 4
+"""The control key may be another one from some record on."""
+CONSENT: Final = 4
+"""Each side of a link grants what the other one may have attached here; links are made with tokens."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -42,6 +48,9 @@ LEVELS: Final[Mapping[int, str]] = {
     3: "acks of a new topic or partition of a synchronous link wait for the other cluster from its first record on: it "
     "is In-Sync at once, and Out-Of-Sync where the other cluster does not get it; "
     "topics that were deleted at the source are deleted at the target, where that is set (--on-source-delete)",
+    4: "the other cluster of a link attaches here what it was granted (isthmus link grants), all else waits for an "
+    "operator; links keep what they have attached; links are made with tokens (isthmus link token create); secrets of "
+    "links are rotated while they run (isthmus link rotate-secret), and the control key is",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

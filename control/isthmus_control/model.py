@@ -20,7 +20,15 @@ from isthmus_control.clock import latest as latest_register
 from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
-from isthmus_control.levels import FROM_FIRST, SOURCE_DELETIONS, SOURCE_LOSSES, key_id_of, known_level
+from isthmus_control.levels import (
+    CONSENT,
+    FROM_FIRST,
+    SECRET_ROTATION,
+    SOURCE_DELETIONS,
+    SOURCE_LOSSES,
+    key_id_of,
+    known_level,
+)
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -261,6 +269,75 @@ class NamespaceMapping:
         return rename(self.type, self.remote_prefix, self.local_prefix, remote_name)
 
 
+class Right(StrEnum):
+    """What the other cluster of a link may have done here without asking."""
+
+    FOLLOW = "follow"
+    """It may follow what a namespace here holds."""
+    LEAD = "lead"
+    """A namespace here follows it, and is reserved."""
+    REPLACE = "replace"
+    """What topics here hold may be cut, or deleted, so that they follow."""
+    BROKER_SETTINGS = "broker-settings"
+    """Settings of the brokers here may be changed so that they follow; of no namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A right of the other cluster of a link, in all namespaces whose prefixes begin with ``prefix``.
+
+    ``attached``: it came with a pair that this side attached, or had when grants began; :mod:`isthmus_control.grants`.
+    """
+
+    right: Right
+    type: ResourceType = ResourceType.TOPIC
+    prefix: str = ""
+    attached: bool = False
+
+    def __str__(self) -> str:
+        if self.right is Right.BROKER_SETTINGS:
+            return self.right.value
+        kind = "" if self.type is ResourceType.TOPIC else f"{self.type}:"
+        return f"{self.right}:{kind}{self.prefix}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkToken:
+    """What one token of this cluster's is verified by (:mod:`isthmus_control.tokens`), and what it grants.
+
+    ``public_key``: hexadecimal, of the holder's signatures. ``acceptor_key``: with it this cluster proves itself to the
+    holder. ``expires_ms`` is compared with the wall clock of the proxy that is shown the token.
+    """
+
+    token_id: str
+    public_key: str
+    acceptor_key: Sealed
+    grants: tuple[Grant, ...]
+    created_ms: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """A pair of namespaces that is to be attached once the operator of the asked cluster grants it.
+
+    Names and role are those of the side whose state this is. ``asked_here``: this cluster's operator asked, so it
+    carries that out; else the other one's did. The rest: what was asked, see
+    :class:`~isthmus_control.commands.AttachNamespace`.
+    """
+
+    type: ResourceType
+    local_prefix: str
+    remote_prefix: str
+    role: Role
+    asked_here: bool
+    truncate_target: bool = False
+    disable_transaction_verification: bool = False
+    on_source_loss: OnSourceLoss | None = None
+    on_source_delete: OnSourceDelete | None = None
+    asked_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
     """What is set of a link, by either cluster.
@@ -290,6 +367,18 @@ class LinkSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NextSecret:
+    """The secret that a link is to have, which counts beside the one that it has. ``secret_id``: a UUID.
+
+    ``asked``: the other side asked for it, and may have given it up.
+    """
+
+    secret_id: str
+    secret: Sealed
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One side's view of a pair of clusters.
 
@@ -313,6 +402,19 @@ class Link:
     """At most one for each role: this side's offsets topic led, a copy of the other side's following."""
     synchronous_at_offset: int | None = None
     """Where the change to the synchronous mode stands in this side's log; None while the link is asynchronous."""
+    secret_id: str = field(default="", metadata=since(SECRET_ROTATION))
+    """Of the rotation that the secret is of, the same at both sides; empty: the one that the link was created with."""
+    next_secret: NextSecret | None = field(default=None, metadata=since(SECRET_ROTATION))
+    grants: tuple[Grant, ...] = field(default=(), metadata=since(CONSENT))
+    """What the other cluster may have done here."""
+    waiting: tuple[AttachRequest, ...] = field(default=(), metadata=since(CONSENT))
+    """What is to be attached, and waits for an operator."""
+
+    @property
+    def secrets(self) -> dict[str, Sealed]:
+        """What may prove that a peer is of this link, by ids; the one to dial with comes first."""
+        found = {} if self.secret is None else {self.secret_id: self.secret}
+        return found if self.next_secret is None else {**found, self.next_secret.secret_id: self.next_secret.secret}
 
     @property
     def topic_mappings(self) -> tuple[NamespaceMapping, ...]:
@@ -374,6 +476,10 @@ class Link:
             if mapping.type is kind and mapping.local_prefix == local_prefix:
                 return mapping
         return None
+
+    def waits(self, kind: ResourceType, local_prefix: str) -> AttachRequest | None:
+        """What is to be attached with this local namespace."""
+        return next((each for each in self.waiting if (each.type, each.local_prefix) == (kind, local_prefix)), None)
 
 
 def offsets_mapping(link: Link, role: Role, copy: OffsetsCopy, attached_ms: int, at_offset: int) -> NamespaceMapping:

@@ -30,6 +30,8 @@ class Rejection(StrEnum):
     """Something else that stands in the state forbids it."""
     NOT_SUPPORTED = "not-supported"
     """Not in this version, or not at the log's feature level."""
+    NOT_GRANTED = "not-granted"
+    """The other cluster asks for what this one has not granted it."""
     LEASE_LOST = "lease-lost"
     """The proxy has no lease any more, or a newer process of its name took it."""
     STALE = "stale"

@@ -109,7 +109,7 @@ class Replica:
         if offset > self.next_offset:
             self._halt(RECORDS_MISSING, f"records {self.next_offset} to {offset - 1} are missing from the log")
         try:
-            command = decode(value if value is not None else b"", self._signer if self.state.key_id else None)
+            command = decode(value if value is not None else b"", self._signer and self._signer.of(self.state.key_id))
         except NewerRecord as error:
             return self._newer(offset, error)
         except UnsignedRecord as error:
@@ -244,12 +244,12 @@ def load(snapshot: Snapshot, cluster_id: str, signer: Signer | None = None) -> C
 
 def snapshot_in(offset: int, value: bytes | None, signer: Signer | None = None) -> Snapshot | None:
     """The snapshot in a record of the log, if it is one, for a reader that starts near the end; with a ``signer`` one
-    that has its MAC. Whether it counts, its place in the order decides, not this search."""
+    that has its MAC, or another of its keys'. Whether it counts, its place in the order decides, not this search."""
     # Cheap test first: snapshots are few, and decoding all to find one would cost as much as applying them.
     if value is None or b'"snapshot"' not in value:
         return None
     try:
-        body = decode(value, signer).body
+        body = decode(value, signer and _signer_of(value, signer)).body
     except (BadRecord, NewerRecord):
         return None
     if not isinstance(body, Snapshot) or (body.as_of + 1) % SNAPSHOT_INTERVAL != 0:
@@ -258,13 +258,24 @@ def snapshot_in(offset: int, value: bytes | None, signer: Signer | None = None) 
 
 
 def is_signed(value: bytes | None, signer: Signer) -> bool:
-    """Whether the record was written with the control key."""
+    """Whether the record was written with the control key, or another of the proxy's keys."""
     if value is None or b'"mac"' not in value:
         return False
     try:
-        decode(value, signer)
+        decode(value, _signer_of(value, signer))
     except NewerRecord:
         return True
     except BadRecord:
         return False
     return True
+
+
+def _signer_of(value: bytes, signer: Signer) -> Signer:
+    """Whose MAC a record has, of those that a proxy has the keys of; the first one's if nobody's."""
+    if len(signer.all()) == 1:
+        return signer
+    try:
+        raw = parse(value)
+    except MalformedValue:
+        return signer
+    return next((each for each in signer.all() if type(raw) is dict and each.signed(raw)), signer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -67,12 +68,13 @@ class Secret:
 
 
 class Sealer:
-    """Seals and opens with one key, or passes through without one."""
+    """Seals and opens with one key, or passes through without one. While that is rotated, ``others`` open, too."""
 
-    __slots__ = ("_aead", "key_id")
+    __slots__ = ("_aead", "_others", "key_id")
 
-    def __init__(self, key: Secret | None) -> None:
+    def __init__(self, key: Secret | None, others: Iterable[Secret] = ()) -> None:
         """``key``: 32 bytes, or None. Raises :class:`SealingError` for another length."""
+        self._others = [Sealer(other) for other in others]
         self._aead: AESGCM | None = None
         self.key_id = ""
         if key is None:
@@ -102,6 +104,9 @@ class Sealer:
             return Secret(data)
         if self._aead is None:
             raise SealingError(f"the secret of {purpose} is sealed with key {sealed.key_id}, and no key is configured")
+        other = next((each for each in self._others if each.key_id == sealed.key_id), None)
+        if other is not None:
+            return other.open(sealed, purpose)
         if sealed.key_id != self.key_id:
             raise SealingError(
                 f"the secret of {purpose} is sealed with key {sealed.key_id}, the configured key is {self.key_id}"

@@ -13,7 +13,8 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from isthmus_plugins.tasks import Supervision, Tasks
@@ -21,6 +22,7 @@ from isthmus_plugins.tasks import Supervision, Tasks
 log = logging.getLogger("isthmus.accepting")
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+T = TypeVar("T")
 
 AT_ONCE: Final = 64
 """Connections that are accepted before others' traffic has its turn."""
@@ -44,13 +46,15 @@ class Acceptor(Generic[P]):
         *,
         arriving: set[P],
         admits: Callable[[int, str], bool],
+        admitted: Callable[[P, str], None] = lambda protocol, peer: None,
         failed: Callable[[str, OSError], None] = lambda peer, error: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """``arriving`` has protocols of connections that are accepted, until ``connection_made`` has been called.
 
         ``admits``, asked before that and before a TLS handshake, is given the descriptor's number and the peer's
-        address; who is not admitted is closed. ``failed`` is told of TLS handshakes that did.
+        address; who is not admitted is closed. ``admitted`` is given the others' protocols and addresses, ``failed``
+        the addresses of those whose TLS handshake did.
         """
         self.host = host
         self.port = port
@@ -59,11 +63,13 @@ class Acceptor(Generic[P]):
         self._supervision = supervision
         self._arriving = arriving
         self._admits = admits
+        self._admitted = admitted
         self._failed = failed
-        self._tls = tls
+        self.tls = tls
+        """Of connections to come: another one may take its place."""
         self._tasks = Tasks("accept", supervision)
         self._sockets: list[socket.socket] = []
-        self._making: dict[asyncio.Task[None], tuple[P, socket.socket]] = {}
+        self._making: dict[asyncio.Task[None], tuple[P, socket.socket, str]] = {}
         self._again: asyncio.TimerHandle | None = None
         self._failing = False
 
@@ -114,13 +120,20 @@ class Acceptor(Generic[P]):
             self._again.cancel()
         self._close_sockets()
         self._supervision.well(self)
-        for protocol, sock in self._making.values():
-            if protocol in self._arriving and self._tls is not None:  # its handshake fails
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        for protocol, sock, _ in self._making.values():
+            if protocol in self._arriving and self.tls is not None:
+                _end_handshake(sock)
         if self._making:  # not cancelled: uvloop would end a connection that is made and not tell its protocol
             await asyncio.wait(self._making)
         await self._tasks.close()
+
+    def end_oldest(self) -> bool:
+        """End a TLS handshake: the oldest one of the host that has most of them. False: there is none."""
+        waiting = {sock: peer for protocol, sock, peer in self._making.values() if protocol in self._arriving}
+        if self.tls is None or not waiting:
+            return False
+        _end_handshake(oldest_of_most(waiting))
+        return True
 
     def _close_sockets(self) -> None:
         for listening in self._sockets:
@@ -170,9 +183,10 @@ class Acceptor(Generic[P]):
             return
         sock.setblocking(False)
         protocol = self._protocol()
+        self._admitted(protocol, peer)
         self._arriving.add(protocol)
         making = self._tasks.start("connection", self._make(sock, peer, protocol))
-        self._making[making] = protocol, sock
+        self._making[making] = protocol, sock, peer
         making.add_done_callback(self._making.pop)
 
     async def _make(self, sock: socket.socket, peer: str, protocol: P) -> None:
@@ -180,10 +194,22 @@ class Acceptor(Generic[P]):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 sock,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
+                ssl=self.tls,
+                ssl_handshake_timeout=None if self.tls is None else TLS_HANDSHAKE_S,
             )
         except OSError as error:  # a timeout is one, too
             self._failed(peer, error)
         finally:
             self._arriving.discard(protocol)
+
+
+def _end_handshake(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)  # it fails
+
+
+def oldest_of_most(addresses: Mapping[T, str]) -> T:
+    """Of connections in their order, with their peers' addresses: the first one of the host that has most of them."""
+    hosts = {each: address.rpartition(":")[0] for each, address in addresses.items()}
+    counts = Counter(hosts.values())
+    return max(hosts, key=lambda each: counts[hosts[each]])  # the first one of several

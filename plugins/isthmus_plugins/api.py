@@ -8,9 +8,12 @@ Verdicts of a request hook (see :class:`RequestHook`):
 ======================  ===============================================================================================
 ``None``                forward the request as it is
 ``NEED_MORE``           the frame is only a prefix and not enough: ask again with the whole frame
+``WITHOUT_RECORDS``     this prefix of a Produce is refused, whatever its records are: ask again, for the answer, when
+                        they have been thrown away, with null in their place
 :class:`Answer`         do not forward; answer the client with this frame, in its turn
 :class:`Replace`        forward another frame in place of this one
 :class:`Hold`           wait; nothing behind this request on its connection is read until the awaited verdict is there
+:class:`Ask`            ask the broker something else first, as the client: its answer leads to the verdict
 :class:`Close`          close the connection, for a logged reason
 ======================  ===============================================================================================
 """
@@ -22,7 +25,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus_protocol.partition_scan import ScannedPartition
 
@@ -126,7 +129,7 @@ def _both(first: ResponseHook, second: ResponseHook, frame: bytes) -> bytes | Ga
 class Request:
     """One request as a hook sees it. It is valid during the call only."""
 
-    __slots__ = ("api_key", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
+    __slots__ = ("api_key", "aside", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
 
     def __init__(
         self,
@@ -147,6 +150,8 @@ class Request:
         self.now = now
         """When the request's bytes arrived, seconds on the loop's monotonic clock."""
         self.client = client
+        self.aside = False
+        """It is large: pure hooks are asked in another thread (``aside``)."""
         self.leave: Leave | None = None
         """Set by a hook that forwards this Produce as it is, and would forward any other to the same single topic."""
 
@@ -187,9 +192,11 @@ class Client:
 
 class _NeedMore(enum.Enum):
     NEED_MORE = enum.auto()
+    WITHOUT_RECORDS = enum.auto()
 
 
 NEED_MORE: Final = _NeedMore.NEED_MORE
+WITHOUT_RECORDS: Final = _NeedMore.WITHOUT_RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +226,26 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the broker on the client's own connection, so with the client's rights and none of the proxy's.
+
+    Nothing behind the request is read until it has answered; the client sees nothing of it.
+    """
+
+    frame: bytes
+    """A whole request with the correlation id :data:`ASKED_ID`, in a version that all brokers serve."""
+    then: Callable[[Any], Verdict]
+    """Takes what ``read`` made of the answer. Not called where a connection is lost. It is called where the request is
+    decided: on the loop, or about a large one in the other thread (:attr:`RequestHook.pure`)."""
+    read: Callable[[bytes], Any] = bytes
+    """Takes the whole answer frame, and nothing else counts for it: a large one it reads in the other thread."""
+
+
+ASKED_ID: Final = 0
+"""Correlation id of what the proxy asks itself on a client's connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the client's connection, as a broker does with what it cannot answer."""
 
@@ -227,7 +254,9 @@ class Close:
     """A request without an answer (Produce with acks=0) that is forwarded first: what was not refused of this one."""
 
 
-Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close | None
+Verdict: TypeAlias = (
+    Literal[_NeedMore.NEED_MORE, _NeedMore.WITHOUT_RECORDS] | Answer | Replace | Hold | Ask | Close | None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +273,10 @@ class RequestHook:
     whole: bool = False
     """True if the hook can do nothing with a prefix: it is called once, with the whole frame."""
     versions: tuple[int, int] = (0, 0x7FFF)
+    pure: bool = False
+    """True if it may be asked in another thread than the loop's, as it is about requests of thousands of elements: it
+    changes nothing that others look at, and what it reads is replaced as a whole. What it awaits, in a Hold, is awaited
+    on the loop. The loop decides such requests itself where a hook of the API is not pure."""
 
 
 # ---- what the process offers ----

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import zip_longest
+from typing import Any
 
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
+    Ask,
     Close,
     Hold,
     Leave,
@@ -19,6 +23,7 @@ from isthmus_plugins.api import (
     in_turn,
     passed_on,
 )
+from isthmus_plugins.aside import as_asked
 
 Hooks = tuple[Callable[[Request], Verdict], ...]
 
@@ -63,6 +68,8 @@ class Chain:
             if verdict is NEED_MORE:
                 need_more = True
                 continue
+            if verdict is WITHOUT_RECORDS:
+                return NEED_MORE if need_more else verdict
             if isinstance(verdict, Replace) and verdict.frame is request.frame:
                 looks = verdict if looks is None else _replaced_twice(looks, verdict)
                 if request.leave is not None and request.leave.answers is None:  # it would look no more
@@ -92,11 +99,21 @@ def _then(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
     if isinstance(verdict, Hold):
         # The request is valid during the call only.
         return Hold(_held(verdict, hooks, _with_frame(request, request.frame)))
+    if isinstance(verdict, Ask):
+        return replace(verdict, then=partial(_asked, verdict, hooks, _with_frame(request, request.frame)))
     return verdict
 
 
 async def _held(hold: Hold, hooks: Hooks, request: Request) -> Verdict:
-    verdict = await hold.verdict
+    return await as_asked(request, _at_last, await hold.verdict, hooks, request)
+
+
+def _asked(ask: Ask, hooks: Hooks, request: Request, told: Any) -> Verdict:
+    return _at_last(ask.then(told), hooks, request)
+
+
+def _at_last(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
+    """What becomes of a request whose hook has come to ``verdict`` after it waited."""
     return Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
 
 
@@ -110,6 +127,8 @@ def _behind(first: Replace, then: Verdict) -> Verdict:
         return Answer(passed_on(first.on_response, then.frame), then.cause)
     if isinstance(then, Hold):
         return Hold(_behind_held(first, then))
+    if isinstance(then, Ask):
+        return replace(then, then=lambda told: _behind(first, then.then(told)))
     return then if isinstance(then, Close) else first
 
 
@@ -122,6 +141,7 @@ async def _behind_held(first: Replace, hold: Hold) -> Verdict:
 
 
 def _with_frame(request: Request, frame: bytes) -> Request:
-    return Request(
-        frame, request.whole, request.api_key, request.version, request.correlation_id, request.now, request.client
-    )
+    head = request.api_key, request.version, request.correlation_id
+    other = Request(frame, request.whole, *head, request.now, request.client)
+    other.aside = request.aside
+    return other

@@ -13,14 +13,20 @@ from isthmus_plugins.links import (
     AlterMapping,
     Attach,
     AttachResult,
+    ChangeGrants,
     CommittedOffsets,
     CreateLink,
+    CreateToken,
+    GrantsStatus,
     LinkStatus,
     ModeResult,
+    NewToken,
     OffsetsView,
     Promote,
     PromoteReport,
+    SecretRotated,
     SetMode,
+    TokenStatus,
     TopicDecision,
     TruncationStatus,
     VerifyReport,
@@ -33,8 +39,29 @@ class LinkOperations(Protocol):
     async def create(self, request: CreateLink) -> LinkStatus:
         """Set up both ends of a link."""
 
+    async def create_token(self, request: CreateToken) -> NewToken:
+        """Make a token, with which another cluster may make one link with this one."""
+
+    def tokens(self) -> list[TokenStatus]:
+        """Those that nobody has used yet."""
+
+    async def delete_token(self, token_id: str) -> None:
+        """Have a token be none any more."""
+
+    def grants(self, link_name: str) -> GrantsStatus:
+        """What the other cluster of a link may have done here."""
+
+    async def grant(self, link_name: str, request: ChangeGrants) -> GrantsStatus:
+        """Let it have more done."""
+
+    async def revoke(self, link_name: str, request: ChangeGrants) -> GrantsStatus:
+        """Let it have less done from now on; what is attached goes on."""
+
     async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
         """Change settings, and how this cluster's offsets topic is copied, at both ends."""
+
+    async def rotate_secret(self, link_name: str) -> SecretRotated:
+        """Give both sides a new secret while the link runs; go on with a rotation that was left unfinished."""
 
     async def set_mode(self, link_name: str, request: SetMode) -> ModeResult:
         """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""

@@ -6,7 +6,7 @@ are the specification's. All models go over REST as they are, so they are also t
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,6 +35,66 @@ class OperationError(Exception):
         self.http_status = http_status
 
 
+Grants = Annotated[
+    list[Annotated[str, Field(max_length=400)]], Field(max_length=1000, examples=[["follow:orders-", "lead:orders-"]])
+]
+"""``follow:PREFIX``, ``lead:PREFIX``, ``replace:PREFIX`` of topics, ``follow:TYPE:PREFIX`` and ``lead:TYPE:PREFIX`` of
+consumer groups and principals, ``broker-settings``."""
+
+
+class CreateToken(_Model):
+    """What who makes a link with the token may have done here, and until when a link can be made with it."""
+
+    may: Grants = []
+    expires_seconds: int = Field(default=3600, ge=1, le=30 * 86_400)
+
+
+class TokenStatus(_Model):
+    """A token that nobody has used yet."""
+
+    token_id: str
+    may: list[str]
+    created_ms: int
+    expires_ms: int
+
+
+class NewToken(TokenStatus):
+    token: str = Field(repr=False)
+    """Secret, and shown this once."""
+
+
+class ChangeGrants(_Model):
+    may: Grants = Field(min_length=1, description="what the other cluster of the link may have done here")
+
+
+class GrantsStatus(_Model):
+    """What the other cluster of a link may have done here."""
+
+    link_name: str
+    enforced: bool
+    """False: the control log's feature level is too low, and it may have done anything."""
+    may: list[str]
+    attached: list[str]
+    """What came with pairs that this side attached, or had when grants began: until it detaches them."""
+    waiting: list[WaitingMapping]
+
+
+class WaitingMapping(_Model):
+    """A pair of namespaces that is to be attached, and waits for an operator's grant."""
+
+    type: str
+    local: str
+    remote: str
+    role: str
+    """Of the local namespace."""
+    asked_by: Literal["this cluster", "the other cluster"]
+    asked_ms: int
+    missing: list[str]
+    """What the asked cluster has not granted."""
+    reason: str = "NOT_GRANTED"
+    message: str
+
+
 OffsetsTopicForm = Literal["off", "whole", "redacted", "encrypted"]
 
 
@@ -42,8 +102,9 @@ class CreateLink(_Model):
     link_name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     remote: str = Field(description="host:port of a link listener of the other cluster")
     token: str | None = Field(
-        default=None, repr=False, description="the other cluster's enrolment token, if it has one"
+        default=None, repr=False, description="what `POST /v1/link-tokens` answered at the other cluster"
     )
+    may: Grants = Field(default=[], description="what the other cluster may have done here")
     offsets_topic: OffsetsTopicForm = Field(default="off", description="how this cluster's offsets topic is copied")
     offsets_groups: list[str] = Field(
         default=[], description="of a redacted copy: names of groups, or prefixes with '*' behind them"
@@ -197,6 +258,9 @@ class AttachResult(_Model):
     groups: list[GroupPlan] = []
     left_out: list[LeftOutName] = []
     """By all that the link has attached then."""
+    missing_grants: list[str] = []
+    """What the other cluster has not granted for that: then nothing else is known of what it would do, and, but for a
+    dry run, the pair waits until it is."""
 
 
 class MappingStatus(_Model):
@@ -300,6 +364,8 @@ class PromotedNamespace(_Model):
     replicas_lacking: list[str] = []
     """Topics, the proxies' own among them, that have fewer replicas than they are to have: a broker that goes down may
     stop those who write them."""
+    missing_grants: list[str] = []
+    """What the other cluster has to grant before it can follow this namespace, to go back some day."""
     promoted: bool = False
 
 
@@ -552,6 +618,12 @@ class Acknowledged(_Model):
     acknowledged: int
 
 
+class SecretRotated(_Model):
+    link_name: str
+    secret_id: str
+    """Both sides have it, and no other one."""
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str
@@ -568,9 +640,15 @@ class LinkStatus(_Model):
     state: str
     reason: str | None = None
     message: str | None = None
+    encryption: Literal["tls", "frames", "none"] | None = None
+    """What protects this proxy's connections of the link, the least protected of them; None: there is none now."""
+    secret_rotating: bool = False
+    """Whether the link has two secrets, of which the other cluster may have one alone: rotate it again."""
     last_heard_seconds: float | None = None
     """Time since the peer cluster was last heard; None: never, since this proxy started."""
     mappings: list[MappingStatus] = []
+    waiting: list[WaitingMapping] = []
+    """Pairs that are to be attached, and wait for an operator's grant."""
     transaction_verification: TransactionVerificationStatus | None = None
     """None: this cluster follows nothing over the link."""
     promoting: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -17,7 +17,9 @@ from isthmus_control.lookup import Lookup
 from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
+    Ask,
     Close,
     Gate,
     Hold,
@@ -227,7 +229,9 @@ class ApiHooks:
                 await bound.running.started.wait()
         except TimeoutError:
             asked = NamespaceRequest(request, bound.running.scope, names, latest.of(request))
-            return self._host.failed(bound.running, asked, f"it has not started within {START_S:g} s")
+            why = f"it has not started within {START_S:g} s"
+            log.warning("hook failed", extra={"plugin": bound.running.title, "error": why})
+            return self._host.failed(bound.running, asked, why)
         return self._call(bound, names, latest, request)
 
     async def _timed(
@@ -239,7 +243,9 @@ class ApiHooks:
             async with asyncio.timeout(hook.limit_s):
                 verdict = await cast(Awaitable[Verdict], hook.on_request(asked))
         except TimeoutError:
-            verdict = self._host.failed(running, asked, f"it took longer than {hook.limit_s:g} s")
+            why = f"it took longer than {hook.limit_s:g} s"
+            log.warning("hook failed", extra={"plugin": running.title, "error": why})
+            verdict = self._host.failed(running, asked, why)
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
             verdict = self._host.failed(running, asked, f"{type(error).__name__}: {error}")
@@ -253,10 +259,13 @@ class ApiHooks:
         if hook.on_response is None or self._wants_answers or isinstance(verdict, (Answer, Close)):
             return verdict
         answered = partial(self._answered, bound, names, views, request.version)
-        if verdict is None or verdict is NEED_MORE:
+        if verdict is None or verdict is NEED_MORE or verdict is WITHOUT_RECORDS:
             return Replace(request.frame, answered)
         if isinstance(verdict, Hold):
             return Hold(self._behind_hold(verdict, bound, names, views, request))
+        if isinstance(verdict, Ask):
+            then = verdict.then
+            return replace(verdict, then=lambda told: self._with_answer(bound, names, views, request, then(told)))
         return Replace(verdict.frame, _both(verdict.on_response, answered), verdict.cause)
 
     async def _behind_hold(

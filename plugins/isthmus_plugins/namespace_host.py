@@ -51,6 +51,8 @@ CODES: Final = {
     ApiKey.ADD_PARTITIONS_TO_TXN: COORDINATOR_LOAD_IN_PROGRESS,
 }
 """What is answered where a plugin fails: what clients try again."""
+CLIENTS_WORDS: Final = "a plugin of the proxy has failed: ask its operator"
+"""What clients are told of it: which one, for which namespace, and why, is told to operators."""
 GUARDED: Final = {
     ResourceType.TOPIC: (ApiKey.PRODUCE, ApiKey.FETCH),
     ResourceType.CONSUMER_GROUP: (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT),
@@ -108,7 +110,7 @@ class NamespaceHost:
                 version=each.spec.version,
                 policy=each.policy.value,
                 state="failed" if each.error is not None else "running" if each.started.is_set() else "starting",
-                reason=each.error,
+                reason=each.error if each.enabled is None else each.error or each.enabled.lacks,
                 failures=sum(count for (name, _), count in self.failures.items() if name == each.spec.name),
             )
             for each in ordered
@@ -157,6 +159,15 @@ class NamespaceHost:
         self._compile(state)
 
     def check(self, kind: ResourceType, prefix: str, name: str, settings: str, version: int) -> str | None:
+        """Why a plugin is not to be enabled for a namespace; None: this process can run all of it."""
+        refused = self._refused(kind, prefix, name, settings, version)
+        if refused is not None:
+            return refused
+        plugin = self._plugins[name]
+        checked = plugin.settings.model_validate(json.loads(settings))
+        return plugin.enabled(Scope(kind, prefix, checked, self._context)).lacks
+
+    def _refused(self, kind: ResourceType, prefix: str, name: str, settings: str, version: int) -> str | None:
         """Why this process cannot run a plugin for a namespace; None: it can, unless it fails to start."""
         plugin = self._plugins.get(name)
         if plugin is None:
@@ -178,7 +189,7 @@ class NamespaceHost:
 
     def _run(self, namespace: NamespaceKey, spec: EnabledPlugin) -> Running:
         running = Running(Scope(*namespace, None, self._context), spec)
-        running.error = self.check(*namespace, spec.name, spec.settings, spec.version)
+        running.error = self._refused(*namespace, spec.name, spec.settings, spec.version)
         if running.error is None:
             plugin = self._plugins[spec.name]
             settings = plugin.settings.model_validate(json.loads(spec.settings))
@@ -191,6 +202,8 @@ class NamespaceHost:
                 log.exception("plugin cannot be enabled", extra={"plugin": running.title})
                 running.error = f"{type(error).__name__}: {error}"
             else:
+                if running.enabled.lacks is not None:
+                    log.warning("plugin lacks something", extra={"plugin": running.title, "why": running.enabled.lacks})
                 running.hooks = [Bound(running, hook) for hook in hooks]
                 running.gates = [AckGate(self._context, _Scoped(each, running.scope)) for each in confirmers]
         if running.error is None:
@@ -267,7 +280,7 @@ class NamespaceHost:
             return Close(f"{running.title} failed: {why}")
         code = CODES.get(ApiKey(request.api_key), UNKNOWN_SERVER_ERROR)
         try:
-            return request.refuse(code, f"{running.title} failed: {why}", CAUSE)
+            return request.refuse(code, CLIENTS_WORDS, CAUSE)
         except ValueError:  # nothing in the answer could say so
             return Close(f"{running.title} failed: {why}")
 

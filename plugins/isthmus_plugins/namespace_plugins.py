@@ -207,6 +207,10 @@ class NamespaceHook:
 class Enabled:
     """A plugin at work for one namespace. Override what it does."""
 
+    lacks: str | None = None
+    """What of it does not work on this proxy. Operators are told, and cannot enable it like that; where it is enabled
+    already, since the proxy's configuration was another then, the rest of it works."""
+
     def hooks(self) -> Sequence[NamespaceHook]:
         """Asked once."""
         return ()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from isthmus_control.anchors import Anchor
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.tasks import Supervision
 
@@ -27,17 +27,23 @@ class AnchorsApi(Protocol):
     def own(self) -> Anchor | None:
         """How far this proxy has applied its cluster's log."""
 
+    def proof(self, anchor: Anchor) -> str | None:
+        """What proves to this cluster, when it has lost its log, that it told this anchor; None without control key."""
+
     def heard_of(self, cluster_id: str) -> Anchor | None:
         """How far a linked cluster's log was, as it said last."""
 
-    def hear(self, anchor: Anchor) -> None:
+    def proven_of(self, cluster_id: str) -> tuple[Anchor, str] | None:
+        """The same as it came with a proof, and that."""
+
+    def hear(self, anchor: Anchor, proof: str | None = None) -> None:
         """A linked cluster says how far its log is."""
 
     def told(self, anchor: Anchor, by: str) -> None:
         """A linked cluster says how far this one's log had been: nothing is vouched for unless it has that."""
 
-    def claimed(self, anchor: Anchor, by: str) -> None:
-        """The same of one who cannot prove to be linked: it counts where the log has never had a link."""
+    def claimed(self, anchor: Anchor, proof: str | None, by: str) -> None:
+        """The same of one whose link is not known here: it counts where it is proven that this cluster has told it."""
 
 
 class ControlApi(Protocol):
@@ -66,7 +72,6 @@ class LinkListenerSpec:
     host: str
     port: int
     server_tls: ssl.SSLContext | None
-    enrolment_token: bytes | None = field(repr=False)
     acceptor: type[Acceptor[Any]] = Acceptor
     """How: on sockets, or on those of a simulation."""
 
@@ -81,6 +86,16 @@ class Clock(Protocol):
         """Seconds since 1970 by the wall clock, which may be wrong or set back: for what people are shown."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureAllowed:
+    """What settings of captures may name (``[capture]``)."""
+
+    files_directory: Path | None = None
+    """Where files of clients are; None: nowhere."""
+    servers: frozenset[str] = frozenset()
+    """host:port of brokers."""
+
+
 class PluginContext(Protocol):
     """The process, as a plugin sees it."""
 
@@ -92,6 +107,9 @@ class PluginContext(Protocol):
     control: ControlApi
     link_listener: LinkListenerSpec | None
     link_client_tls: ssl.SSLContext | None
+    link_policy: LinkPolicy
+    """What the configuration allows of links."""
+
     fronted_brokers: frozenset[int] | None
     """None: every broker of the cluster."""
 
@@ -100,6 +118,9 @@ class PluginContext(Protocol):
 
     offsets_keyring_file: Path | None
     """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
+
+    capture_allowed: CaptureAllowed
+    """``[capture]``."""
 
     partition_metrics: bool
     """Whether metrics have series for each partition (``[replication] partition_metrics``)."""
@@ -120,16 +141,18 @@ class PluginContext(Protocol):
     def fronts(self, broker_id: int) -> bool:
         """Whether this proxy fronts the broker."""
 
-    def link_listening(self, port: int) -> None:
-        """The link listener is bound to this port."""
+    def link_listening(self, acceptor: Acceptor[Any]) -> None:
+        """The link listener is bound: to a port of this, which gets other certificates when they are renewed."""
 
     @property
     def link_address(self) -> str | None:
         """Where peers reach this proxy's link listener."""
 
-    def secret_of(self, link: Link) -> bytes: ...
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed: ...
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
+        """The secret again. Raises SealingError where this proxy's control keys do not open it."""
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has.

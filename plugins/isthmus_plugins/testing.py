@@ -24,11 +24,11 @@ from isthmus_control.commands import Body, Command, ConfigurePlugin, CreateNames
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.api import Answer, Client, Close, Gate, Hold, Replace, Request, ResponseHook, Verdict
+from isthmus_plugins.api import Answer, Ask, Client, Close, Gate, Hold, Replace, Request, ResponseHook, Verdict
 from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, TopicInfo, TopicPartition
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.namespace_plugins import NamespacePlugin
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import CaptureAllowed, PluginContext
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -233,6 +233,7 @@ class Kit:
         self._client = Client(1, "127.0.0.1", BROKER_ID)
         self._correlation_id = 0
         defaults: dict[str, Any] = {"proxy_name": "kit", "cluster_id": "cluster", "data_directory": None, "clock": time}
+        defaults["capture_allowed"] = CaptureAllowed()
         self.context = cast(
             PluginContext,
             SimpleNamespace(
@@ -325,8 +326,11 @@ class Kit:
             now = asyncio.get_running_loop().time()
             request = Request(frame, True, api_key, version, self._correlation_id, now, self._client)
             verdict: Verdict = hook.on_request(request)
-            while isinstance(verdict, Hold):
-                verdict = await verdict.verdict
+            while isinstance(verdict, Hold | Ask):
+                if isinstance(verdict, Hold):
+                    verdict = await verdict.verdict
+                else:
+                    verdict = verdict.then(self.broker.answer(verdict.frame))
             if isinstance(verdict, Close):
                 raise ConnectionClosed(verdict.reason)
             if isinstance(verdict, Answer):

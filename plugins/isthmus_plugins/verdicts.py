@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from isthmus_plugins.api import Answer, Close, Replace, Request, Verdict
+from isthmus_plugins.aside import answered_as_asked
 from isthmus_protocol.messages import (
     RequestHead,
     ResponsePayload,
@@ -26,7 +27,8 @@ def verdict_of(request: Request, head: RequestHead, refused: Refused | None, cau
         frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
     if refused.close:
         return Close("a write that asks for no answer (acks=0) and is refused", frame)
-    return Replace(frame, partial(_merged, head.api_key, head.version, refused), cause)
+    merged = partial(_merged, head.api_key, head.version, refused)
+    return Replace(frame, answered_as_asked(request, merged), cause)
 
 
 def _merged(api_key: int, version: int, refused: Refused, frame: bytes) -> bytes:

@@ -8,9 +8,9 @@ kio's own native decoder is not used on bytes that came over a network, for what
   datetime for (-1 in a delegation token's or a transaction's answer, which brokers do send).
 
 This decoder is compiled from the same dataclasses (the message schemas as kio generates them), and a test compares it
-with kio's for every API, version and direction. It refuses a count that exceeds the bytes left, skips unknown tags,
-and never raises anything but :class:`MalformedFrame`. What is decoded and encoded again loses unknown tagged fields;
-whoever must keep them edits the frame instead (``locate``).
+with kio's for every API, version and direction. It refuses a count that exceeds the bytes left, or what its caller
+takes on (``elements``), skips unknown tags, and never raises anything but :class:`MalformedFrame`. What is decoded and
+encoded again loses unknown tagged fields; whoever must keep them edits the frame instead (``locate``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from kio.serial._introspect import (
 )
 from kio.static.constants import EntityType
 
-from isthmus_protocol.wire import MalformedFrame, read_uvarint
+from isthmus_protocol.elements import begin, charge, charge_numbers
+from isthmus_protocol.wire import MalformedFrame, check_tags, read_uvarint
 
 Read = Callable[[bytes, int], tuple[Any, int]]
 """Reads one value: (bytes, position) -> (value, position after it)."""
@@ -80,6 +81,7 @@ def decode_body(entity_type: type[Any], data: bytes, position: int, rest_ignored
 
     Raises MalformedFrame, also for bytes left over where they are not ignored.
     """
+    begin()
     try:
         value, end = _entity_reader(cast(Any, entity_type))(data, position)
     # struct: the bytes end early; index: a varint or boolean does; unicode: a string is no UTF-8.
@@ -202,6 +204,7 @@ def _array(length: Read, nullable: bool, item: Read) -> Read:
                 raise MalformedFrame(f"count {count} of a {'nullable' if nullable else 'non-nullable'} array")
             return None, position
         _check_count(data, position, count)
+        charge(count)
         items = []
         for _ in range(count):
             value, position = item(data, position)
@@ -224,6 +227,7 @@ def _number_array(length: Read, nullable: bool, code: str) -> Read:
         if count == 0:
             return (), position
         _check_count(data, position, count)
+        charge_numbers(count)
         return struct.unpack_from(f">{count}{code}", data, position), position + count * size
 
     return read
@@ -331,6 +335,7 @@ def _entity_reader(entity_type: Any) -> Read:
             for store, default in defaults:
                 store(entity, default)
             count, position = read_uvarint(data, position)
+            check_tags(count)
             for _ in range(count):
                 tag, position = read_uvarint(data, position)
                 size, position = read_uvarint(data, position)

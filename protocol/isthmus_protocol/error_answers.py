@@ -25,6 +25,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import (
     COORDINATOR_LOAD_IN_PROGRESS,
     INVALID_REQUEST,
@@ -37,8 +38,9 @@ from isthmus_protocol.error_codes import (
     UNKNOWN_SERVER_ERROR,
     UNSUPPORTED_VERSION,
 )
+from isthmus_protocol.messages import build_response, encode_response
 from isthmus_protocol.refusals import Refusal
-from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.schema import ApiKey, message_spec
 
 
 class Cause(Enum):
@@ -111,3 +113,16 @@ def error_answer(cause: Cause, api_key: int, subject: str, reason: str = "") -> 
     if api_key in COORDINATOR_APIS:
         code = _COORDINATOR_CODES.get(cause, code)
     return Refusal(code, _MESSAGES[cause].format(subject=subject, reason=reason))
+
+
+TAKEN_AS_PASSING: Final = frozenset({ApiKey.METADATA, ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})
+"""Clients do not end by what an answer to these says as a whole: they ask again, or take what is in it for all."""
+
+
+def refused_as_a_whole(api_key: int, version: int, correlation_id: int, code: int) -> bytes | None:
+    """An answer frame that refuses all of a request by one code, and names nothing of it; None: there is no such."""
+    if api_key in TAKEN_AS_PASSING:
+        return None
+    if all(field.name != "error_code" for field in message_spec(api_key, version, "response").fields):
+        return None
+    return encode_response(build_response(api_key, version, {"error_code": error_code(code)}), correlation_id)

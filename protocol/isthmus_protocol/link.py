@@ -1,8 +1,9 @@
 """The link protocol: messages between the proxies of two clusters.
 
-A connection starts with a handshake in which both ends prove that they hold the link's secret (or, to create a link,
-the enrolment token) before anything else is said. After it both ends are equal: either may call the other, and records
-flow from the leader end of a namespace to its follower end, whoever dialled.
+A connection starts with a handshake in which both ends prove that they hold the link's secret before anything else is
+said. To create a link the dialler names a token of the acceptor's cluster: its PROOF is a signature then, and the
+acceptor's own proof stands in WELCOME, after it. After the handshake both ends are equal: either may call the other,
+and records flow from the leader end of a namespace to its follower end, whoever dialled.
 
 ::
 
@@ -10,13 +11,15 @@ flow from the leader end of a namespace to its follower end, whoever dialled.
       HELLO  versions, link, cluster, nonce, key -->
                                       <-- CHALLENGE  version, cluster, nonce, key, proof
       PROOF  proof                           -->
-                                      <-- WELCOME  (or REJECT code, message, at any point)
+                                      <-- WELCOME  (proof)  (or REJECT code, message, at any point)
       then, in both directions:  CALL / RESULT   control, JSON
                                  APPEND          records of one partition, whole batches, in offset order
                                  APPENDED        the follower's log end, cumulative
                                  STOPPED         a stream ended, with the reason
                                  HEARTBEAT       nothing said for a while
                                  PIECE           a part of a large frame (:mod:`isthmus_protocol.link_pieces`)
+                                 SEALED          all of these and WELCOME, where both ends know how to encrypt frames
+                                                 and one at least has no TLS (:mod:`isthmus_protocol.link_cipher`)
 
 A frame is a 4-byte size (of what follows), a 1-byte type and a body. ``HELLO`` states the versions that the dialler
 speaks; the acceptor chooses. The keys are X25519 public keys: a link's secret is agreed on, never sent.
@@ -63,6 +66,7 @@ class MessageType(IntEnum):
     STOPPED = 20
     HEARTBEAT = 21
     PIECE = 22
+    SEALED = 23
 
 
 TYPES: Final = {int(each): each for each in MessageType}
@@ -88,6 +92,16 @@ class Appended(NamedTuple):
 
     stream: int
     end_offset: int
+
+
+class Stopped(NamedTuple):
+    """The follower end takes no more of a stream."""
+
+    stream: int
+    code: str
+    message: str
+    end_offset: int | None
+    """Up to where it has the source's records; None: as it said last."""
 
 
 def encode(kind: MessageType, body: bytes) -> bytes:
@@ -133,11 +147,20 @@ def decode_appended(body: memoryview) -> Appended:
     return Appended(*_APPENDED.unpack(body))
 
 
+def decode_stopped(body: memoryview) -> Stopped:
+    """The body of a STOPPED frame. Raises MalformedFrame."""
+    said = decode_json(body)
+    stream, end_offset = said.get("stream"), said.get("end_offset")
+    if type(stream) is not int or not (end_offset is None or type(end_offset) is int):
+        raise MalformedFrame("a STOPPED whose stream or end_offset is no number")
+    return Stopped(stream, str(said.get("code")), str(said.get("message")), end_offset)
+
+
 def decode_json(body: memoryview) -> dict[str, Any]:
     """The body of a frame with a JSON object. Raises MalformedFrame."""
     try:
         value = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedFrame(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise MalformedFrame("not a JSON object")
@@ -161,9 +184,9 @@ class Splitter:
         """Bytes of that frame, once its head is there."""
         self._frame_bytes_max = HANDSHAKE_BYTES_MAX
 
-    def authenticated(self) -> None:
-        """The handshake is over: frames may be large."""
-        self._frame_bytes_max = FRAME_BYTES_MAX
+    def authenticated(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        """The peer has proved who it is: frames may be large."""
+        self._frame_bytes_max = frame_bytes_max
 
     def feed(self, chunk: bytes) -> Iterator[tuple[MessageType, memoryview]]:
         """The frames that ``chunk`` completes, as type and body. Raises MalformedFrame."""

@@ -25,8 +25,9 @@ A struct of which one thing is wanted yields that thing, one of which several ar
 order of ``wants``. A field that the version does not have is None.
 
 Errors of the functions: NeedMore where the bytes at hand end before the answer while the frame goes on by its size
-prefix, MalformedFrame where a length, count or varint does not fit into the frame, or where null is what may not be.
-Nothing else. What is skipped is not looked at more closely than skipping it takes.
+prefix, MalformedFrame where a length, count or varint does not fit into the frame, or where null is what may not be, or
+where there are more elements than the caller takes on (``elements``). Nothing else. What is skipped is not looked at
+more closely than skipping it takes.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from functools import cache
 from itertools import count
 from typing import Any, Protocol
 
+from isthmus_protocol.elements import begin, charge, charge_numbers
 from isthmus_protocol.schema import (
     EntitySpec,
     FieldSpec,
@@ -46,7 +48,7 @@ from isthmus_protocol.schema import (
     request_flexible,
     response_header_flexible,
 )
-from isthmus_protocol.wire import VARINT_BYTES_MAX, Frame, MalformedFrame, NeedMore, read_uvarint, skip_tags
+from isthmus_protocol.wire import VARINT_BYTES_MAX, Frame, MalformedFrame, NeedMore, check_tags, read_uvarint, skip_tags
 
 Want = str | tuple[str, tuple["Want", ...]]
 
@@ -223,6 +225,10 @@ class _LocatorCompiler(_Lines):
             "struct_error": struct.error,
             "unpack_from": struct.unpack_from,
             "uvarint": read_uvarint,
+            "begin": begin,
+            "charge": charge,
+            "charge_numbers": charge_numbers,
+            "check_tags": check_tags,
             "skip_tags": skip_tags,
             "ended": _ended,
             "frame_ended": _frame_ended,
@@ -255,7 +261,7 @@ class _LocatorCompiler(_Lines):
         return self._function(
             message_spec(api_key, version, kind),
             wants,
-            ["def locate(b, start=0):", "    p = start"],
+            ["def locate(b, start=0):", "    begin()", "    p = start"],
             "frame_ended(b, start, p)",
         )
 
@@ -412,6 +418,7 @@ class _LocatorCompiler(_Lines):
         self.line(f"if {length} > 0:")
         self._depth += 1
         self._check_count(length, _entity_bytes_min(spec))
+        self.line(f"charge({length})")
         self.line("while True:")
         self._depth += 1
         self.line(f"{length} -= 1")
@@ -439,6 +446,7 @@ class _LocatorCompiler(_Lines):
                 found[index] = results[index] = self.variable()
                 self.line(f"{found[index]} = None")
         self.line(f"{left}, p = uvarint(b, p)")
+        self.line(f"check_tags({left})")
         self.line(f"while {left}:")
         self._depth += 1
         self.line(f"{left} -= 1")
@@ -492,9 +500,11 @@ class _LocatorCompiler(_Lines):
         self._depth += 1
         self._check_count(length, _element_bytes_min(field, flexible))
         if field.wire is WireType.FIXED:
+            self.line(f"charge_numbers({length})")
             self.line(f'{result} = list(unpack_from(">" + {field.code!r} * {length}, b, p))')
             self.line(f"p += {length} * {field.size}")
         else:
+            self.line(f"charge({length})")
             self.line(f"for _ in range({length}):")
             self._depth += 1
             value = self._primitive(field, flexible, nullable=False)  # A nullable array is meant, not its elements.
@@ -559,6 +569,7 @@ class _LocatorCompiler(_Lines):
             self.line(f"p += {length} * {size}")
         else:
             self._check_count(length, _element_bytes_min(field, flexible))
+            self.line(f"charge({length})")
             self.line(f"for _ in range({length}):")
             self._depth += 1
             if field.wire is WireType.ENTITY:

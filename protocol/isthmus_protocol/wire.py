@@ -14,6 +14,9 @@ Frame = bytes | bytearray | memoryview
 VARINT_BYTES_MAX: Final = 5
 """An UNSIGNED_VARINT holds 32 bits (KIP-482)."""
 
+TAGS_MAX: Final = 1000
+"""Tagged fields of one struct. The schemas know a handful, and each that is skipped takes time."""
+
 _INT16: Final = struct.Struct(">h")
 
 
@@ -79,6 +82,12 @@ def write_uvarint(value: int) -> bytes:
     return bytes(encoded)
 
 
+def check_tags(count: int) -> None:
+    """Raises MalformedFrame where a struct announces so many tagged fields that nobody meant them."""
+    if count > TAGS_MAX:
+        raise MalformedFrame(f"{count} tagged fields of one struct")
+
+
 def skip_tags(frame: Frame, position: int) -> int:
     """The position behind a section of tagged fields (a count, then tag, size and bytes of each).
 
@@ -86,6 +95,7 @@ def skip_tags(frame: Frame, position: int) -> int:
     behind the frame's end: the caller compares.
     """
     count, position = read_uvarint(frame, position)
+    check_tags(count)
     while count:
         _, position = read_uvarint(frame, position)
         size, position = read_uvarint(frame, position)

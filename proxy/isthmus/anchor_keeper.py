@@ -38,6 +38,8 @@ RENEWALS_UNANCHORED: Final = 16
 TOPIC_S: Final = 60.0
 """So often the topic's settings are looked at."""
 PLACE_TIMEOUT_S: Final = 10.0
+UNPROVEN: Final = "an unknown link"
+"""In place of a place: who says what the log had and cannot prove it."""
 
 
 class KeptLog(Protocol):
@@ -64,11 +66,10 @@ class KeptLog(Protocol):
 
 
 class _Told(NamedTuple):
-    """What ``by`` says of this cluster's log; ``proven``: it is known to be a place or a linked cluster."""
+    """What ``by``, a place or a linked cluster, says of this cluster's log."""
 
     anchor: Anchor
     by: str
-    proven: bool = True
 
 
 class AnchorKeeper:
@@ -86,6 +87,7 @@ class AnchorKeeper:
         self._kept: dict[tuple[str, str], Anchor] = {}
         """By place and cluster: what stands there."""
         self._heard: dict[str, Anchor] = {}
+        self._proven: dict[str, tuple[Anchor, str]] = {}
         self._looked_at = monotonic()
         self._told: dict[str, _Told] = {}
         """What is to be compared, by who said it."""
@@ -104,9 +106,18 @@ class AnchorKeeper:
         """How far this proxy has applied its cluster's log."""
         return self._log.recent.anchor(self.cluster_id, str(self._topic.topic_id), self._log.state.generation)
 
+    def proof(self, anchor: Anchor) -> str | None:
+        """What proves to this cluster, when it has lost its log, that it told an anchor; None without control key."""
+        signer = self._topic.signer
+        return None if signer is None else signer.prove(anchor.encode())
+
     def heard_of(self, cluster_id: str) -> Anchor | None:
         """How far a linked cluster's log had been, as it said last."""
         return self._heard.get(cluster_id)
+
+    def proven_of(self, cluster_id: str) -> tuple[Anchor, str] | None:
+        """The same as it came with a proof, and that. Kept in memory alone: another one comes every few seconds."""
+        return self._proven.get(cluster_id)
 
     async def known(self) -> Known:
         """What the places have of this cluster's log."""
@@ -134,11 +145,13 @@ class AnchorKeeper:
         self._changed_at = offset
         self._wake.set()
 
-    def hear(self, anchor: Anchor) -> None:
+    def hear(self, anchor: Anchor, proof: str | None = None) -> None:
         """A linked cluster says how far its log is."""
         before = self._heard.get(anchor.cluster_id)
         if before is None or anchor.age > before.age:
             self._heard[anchor.cluster_id] = anchor
+        if proof is not None:
+            self._proven[anchor.cluster_id] = anchor, proof
 
     def told(self, anchor: Anchor, by: str) -> None:
         """A linked cluster says how far this cluster's log had been."""
@@ -149,14 +162,23 @@ class AnchorKeeper:
             self._told[told.by] = told
             self._wake.set()
 
-    def claimed(self, anchor: Anchor, by: str) -> None:
-        """The same of one who cannot prove to be linked.
+    def claimed(self, anchor: Anchor, proof: str | None, by: str) -> None:
+        """The same of one whose link is not known here.
 
-        A cluster without its log has no secret left to prove anything by. One that has ever had a link believes nobody
-        who does not know it, and so does one whose log an operator accepted.
+        A cluster without its log has no secret of a link left, but its control key: with it this cluster knows an
+        anchor of its own again. Else anybody who reaches the link listener could invent one.
         """
-        if not self._log.state.links_created and not self._log.state.generation:
-            self._take(_Told(anchor, by, proven=False))
+        if self._log.state.links_created or self._log.state.generation or anchor.cluster_id != self.cluster_id:
+            return
+        signer = self._topic.signer
+        if signer is not None and proof is not None and signer.proves(anchor.encode(), proof):
+            self._take(_Told(anchor, by))
+        elif not self._log.lost:
+            self._trouble(
+                UNPROVEN,
+                "a proxy that connected says that it is linked with this cluster and that the control log had more, "
+                "which it cannot prove: if that is so, isthmus control repair says what to do; else it is a stranger",
+            )
 
     # --- Rounds
 
@@ -285,8 +307,7 @@ class AnchorKeeper:
         except (Halted, PeerFault) as error:
             log.warning("control log is lost still", extra={"topic": TOPIC, "error": str(error)})
         for told in missing[-1:]:
-            if told.proven:
-                await self.insist(told.anchor)
+            await self.insist(told.anchor)
 
     async def _look_for(self, wanted: list[_Told]) -> tuple[list[_Told], Halted | None]:
         """What the log does not have of what it is to have; why it is another one than its writers had applied."""

@@ -10,6 +10,9 @@
     [client_listener]
     bind = "0.0.0.0:19092"
     advertised_host = "proxy-1.example.org"
+    [link]
+    remotes_allowed = ["proxy-b.example.org"]    # where links may be created to
+    require_encryption = true                    # no link in the clear with proxies of older versions
     [link_listener]
     bind = "0.0.0.0:19192"
     advertised = "proxy-1.example.org:19192"
@@ -58,6 +61,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from isthmus.errors import ConfigurationError
 from isthmus.kafka.security import SecuritySpec
 from isthmus_control.sealing import KEY_BYTES, Secret
+from isthmus_plugins.link_policy import is_allowance
 
 SECRET_BYTES_MAX: Final = 64 * 1024
 UNIX_SOCKET_BYTES_MAX: Final = 107
@@ -270,8 +274,17 @@ class ClusterSection(Section):
     @property
     def control_key(self) -> Secret | None:
         """The 32 bytes that seal secrets of links in the control log, and sign its records."""
+        return next(iter(self._control_keys), None)
+
+    @property
+    def other_control_keys(self) -> tuple[Secret, ...]:
+        """More of them, in lines below: what is sealed or signed with these counts, too, while the key is rotated."""
+        return self._control_keys[1:]
+
+    @property
+    def _control_keys(self) -> tuple[Secret, ...]:
         text = self._secrets.get("control_key")
-        return None if text is None else Secret(_key_bytes(text.get_secret_value()))
+        return () if text is None else tuple(Secret(key) for key in _keys(text.get_secret_value()))
 
     def server_names(self) -> str:
         """The bootstrap servers as clients write them."""
@@ -307,6 +320,14 @@ class ClientListenerSection(Section):
     """Of clients that have not authenticated; a broker's ``sasl.server.max.receive.size``."""
     authentication_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """How long a client may take to authenticate over SASL."""
+    connections_per_address_max: int | None = Field(default=None, ge=1)
+    """Of one client's address; None: as many as of all."""
+    request_elements_max: int = Field(default=20_000, ge=1_000)
+    """Elements in arrays of one request that plugins look into."""
+    queued_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
+    """Of all requests that are kept until they are whole; a broker's ``queued.max.request.bytes``."""
+    frame_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """How long one of them may take to be whole."""
 
     @property
     def advertised(self) -> str:
@@ -336,9 +357,24 @@ class ClientListenerSection(Section):
         return Address(self.bind.host, port)
 
 
-class LinkListenerSection(Section):
-    SECRETS: ClassVar[tuple[str, ...]] = ("enrolment_token",)
+class LinkSection(Section):
+    """Links, whoever dials."""
 
+    remotes_allowed: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Where links may be created to from here: ``host:port`` of a link listener, or ``host`` with any port."""
+    allow_local_links: bool = False
+    """Who comes from a loopback address of this machine may create a link without a token, and is granted all."""
+    require_encryption: bool = False
+    """Whether connections that neither TLS nor their ends encrypt are refused: those with proxies of older versions."""
+    tls_cafile: FilePath | None = None
+    """Who signs the certificates of the link listeners that this proxy dials: they have TLS. None: as
+    ``[link_listener]`` has it."""
+    tls_certfile: FilePath | None = None
+    """What this proxy shows them, where they ask for a certificate."""
+    tls_keyfile: FilePath | None = None
+
+
+class LinkListenerSection(Section):
     bind: Bind
     advertised: Advertised | None = None
     """Where proxies of other clusters reach this one; None: ``bind``."""
@@ -348,11 +384,12 @@ class LinkListenerSection(Section):
     """Who signs the certificates of the other clusters' proxies."""
     enrolment_token_file: FilePath | None = None
     enrolment_token_env: EnvironmentName | None = None
+    """Of versions before :mod:`isthmus_control.tokens`. Nothing is read of them, and ``status`` says so."""
 
     @property
-    def enrolment_token(self) -> SecretStr | None:
-        """Who creates a link from another cluster must know it. None: only who comes from a loopback address may."""
-        return self._secrets.get("enrolment_token")
+    def has_enrolment_token(self) -> bool:
+        """Whether the configuration has what is not used any more."""
+        return self.enrolment_token_file is not None or self.enrolment_token_env is not None
 
     def advertised_at(self, port: int) -> Address:
         """The advertised address, given the port in use."""
@@ -390,6 +427,13 @@ class DataSection(Section):
     """Status warns where its files take more."""
 
 
+class CaptureSection(Section):
+    files_directory: FilePath | None = None
+    """Where files of clients are that settings of captures may name (``kafka_client_file``). None: nowhere."""
+    servers_allowed: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """host:port of brokers that settings of captures may name (``kafka_servers``)."""
+
+
 class ReplicationSection(Section):
     offsets_keyring_file: FilePath | None = None
     """Keys of groups' offsets (``isthmus offsets keygen``), read again whenever it changes: on the source those to
@@ -409,10 +453,12 @@ class ProxyConfig(Section):
     proxy: ProxySection = Field(default_factory=ProxySection)
     cluster: ClusterSection
     client_listener: ClientListenerSection
+    link: LinkSection = Field(default_factory=LinkSection)
     link_listener: LinkListenerSection | None = None
     """None: other clusters cannot connect to this proxy; it can still connect to them."""
     admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
     data: DataSection = Field(default_factory=DataSection)
+    capture: CaptureSection = Field(default_factory=CaptureSection)
     replication: ReplicationSection = Field(default_factory=ReplicationSection)
     plugins: PluginsSection = Field(default_factory=PluginsSection)
     _source: str = PrivateAttr("configuration")
@@ -528,9 +574,11 @@ def _section_at(location: list[str]) -> type[BaseModel]:
         "proxy": ProxySection,
         "cluster": ClusterSection,
         "client_listener": ClientListenerSection,
+        "link": LinkSection,
         "link_listener": LinkListenerSection,
         "admin_listener": AdminListenerSection,
         "data": DataSection,
+        "capture": CaptureSection,
         "replication": ReplicationSection,
         "plugins": PluginsSection,
     }
@@ -573,6 +621,10 @@ def _rules(config: ProxyConfig) -> Iterator[Problem]:
     yield from _cluster_rules(config.cluster)
     yield from _listener_rules(config)
     yield from _admin_rules(config.admin_listener)
+    for position, remote in enumerate(config.link.remotes_allowed):
+        if not is_allowance(remote):
+            fix = 'write it as "proxy-b.example.org:19192", or without a port'
+            yield Problem(f"link.remotes_allowed.{position}", f'"{remote}"', "host:port, or a host", fix)
     installed = sorted({entry.name for entry in entry_points(group=PLUGIN_ENTRY_POINTS)})
     for position, name in enumerate(config.plugins.enabled):
         key = f"plugins.enabled.{position}"
@@ -645,6 +697,11 @@ def _listener_rules(config: ProxyConfig) -> Iterator[Problem]:
         for name in ("tls_keyfile", "tls_cafile"):
             if getattr(links, name) is not None and links.tls_certfile is None:
                 yield _certificate_missing("link_listener", "tls_certfile", name)
+    if config.link.tls_keyfile is not None and config.link.tls_certfile is None:
+        yield _certificate_missing("link", "tls_certfile", "tls_keyfile")
+    if config.link.tls_certfile is not None and config.link.tls_cafile is None:
+        fix = "add tls_cafile below [link], or remove tls_certfile"
+        yield Problem("link.tls_cafile", "nothing beside tls_certfile", "the path of certificates (PEM)", fix)
     seen: dict[Address, str] = {}
     for key, bind in binds.items():
         if bind.port and bind in seen:
@@ -717,7 +774,7 @@ def _read_secrets(config: ProxyConfig, environment: Mapping[str, str]) -> Iterat
                 continue
             if isinstance(secret, str) and name == "control_key":
                 try:
-                    _key_bytes(secret)
+                    _keys(secret)
                 except ValueError as error:
                     expected = f"{KEY_BYTES} bytes as hexadecimal digits or base64"
                     secret = Problem(key, str(error), expected, f"make one with: openssl rand -hex {KEY_BYTES}")
@@ -748,6 +805,11 @@ def _read_variable(key: str, variable: str, environment: Mapping[str, str]) -> s
         found = f"that the environment variable is {'not set' if secret is None else 'empty'}"
         return Problem(key, found, "a secret in it", f"set {variable} for the proxy's process")
     return secret
+
+
+def _keys(text: str) -> list[bytes]:
+    """The keys in ``text``, one in a line. Raises ValueError, whose message does not show any."""
+    return [_key_bytes(line) for line in text.splitlines() if line.strip()] or [_key_bytes(text)]
 
 
 def _key_bytes(text: str) -> bytes:

@@ -53,8 +53,17 @@ def admin_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
 
 
 def link_dial_tls(config: ProxyConfig) -> ssl.SSLContext | None:
-    """TLS for connecting to other clusters' proxies, with the link listener's own certificate. As above."""
-    listener = config.link_listener
+    """TLS for connecting to other clusters' proxies. As above.
+
+    What ``[link]`` says, else with the link listener's own certificate, where it has one.
+    """
+    listener, link = config.link_listener, config.link
+    if link.tls_cafile is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _load_ca(config, "link.tls_cafile", context, link.tls_cafile)
+        if link.tls_certfile is not None:
+            _load_certificate(config, "link.tls", context, link.tls_certfile, link.tls_keyfile)
+        return context
     if listener is None or listener.tls_certfile is None:
         return None
     context = ssl.create_default_context()

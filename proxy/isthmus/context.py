@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import Address, LinkListenerSection
@@ -15,14 +17,15 @@ from isthmus.session.listener import Gateway
 from isthmus.topic_names import TopicNames
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
 from isthmus_plugins import clock
+from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
-from isthmus_plugins.process import AnchorsApi, Clock, LinkListenerSpec
+from isthmus_plugins.process import AnchorsApi, CaptureAllowed, Clock, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
 
 
@@ -74,8 +77,10 @@ class Context:
         link_section: LinkListenerSection | None,
         link_server_tls: ssl.SSLContext | None,
         link_client_tls: ssl.SSLContext | None,
+        link_policy: LinkPolicy,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
+        capture_allowed: CaptureAllowed,
         partition_metrics: bool,
         supervision: Supervision,
     ) -> None:
@@ -86,8 +91,10 @@ class Context:
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls
+        self.link_policy = link_policy
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
+        self.capture_allowed = capture_allowed
         self.partition_metrics = partition_metrics
         self.supervision = supervision
         self.link_listener: LinkListenerSpec | None = None
@@ -100,15 +107,9 @@ class Context:
         self._gateway = gateway
         self._sealer = sealer
         self._link_section = link_section
-        self._link_port: int | None = None
+        self._link_acceptor: Acceptor[Any] | None = None
         if link_section is not None:
-            token = link_section.enrolment_token
-            self.link_listener = LinkListenerSpec(
-                link_section.bind.host,
-                link_section.bind.port,
-                link_server_tls,
-                None if token is None else token.get_secret_value().encode(),
-            )
+            self.link_listener = LinkListenerSpec(link_section.bind.host, link_section.bind.port, link_server_tls)
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
@@ -126,26 +127,36 @@ class Context:
         """Whether this proxy fronts the broker."""
         return self._front.fronts(broker_id)
 
-    def link_listening(self, port: int) -> None:
-        """The link listener is bound to this port."""
-        self._link_port = port
+    def link_listening(self, acceptor: Acceptor[Any]) -> None:
+        """The link listener is bound: to a port of this, which gets other certificates when they are renewed."""
+        self._link_acceptor = acceptor
+
+    def use_link_tls(self, server_tls: ssl.SSLContext | None) -> None:
+        """Have peers that come from now on served with this."""
+        if self.link_listener is not None:
+            self.link_listener = replace(self.link_listener, server_tls=server_tls)
+        if self._link_acceptor is not None:
+            self._link_acceptor.tls = server_tls
+
+    def use_link_dial_tls(self, client_tls: ssl.SSLContext | None) -> None:
+        """Have peers dialled with this from now on."""
+        self.link_client_tls = client_tls
 
     @property
     def link_address(self) -> str | None:
         """Where peers reach this proxy's link listener."""
-        if self._link_section is None or self._link_port is None:
+        if self._link_section is None or self._link_acceptor is None:
             return None
-        address: Address = self._link_section.advertised_at(self._link_port)
+        address: Address = self._link_section.advertised_at(self._link_acceptor.port)
         return str(address)
 
-    def secret_of(self, link: Link) -> bytes:
-        """The link's secret. Raises SealingError where this proxy's control key does not open it."""
-        assert link.secret is not None
-        return self._sealer.open(link.secret, link.link_id).reveal()
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        """A secret as it may stand in the control log. ``purpose``: the id of the link or token."""
+        return self._sealer.seal(Secret(secret), purpose)
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed:
-        """A link's secret as it may stand in the control log."""
-        return self._sealer.seal(Secret(secret), link_id)
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
+        """The secret again. Raises SealingError where this proxy's control keys do not open it."""
+        return self._sealer.open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has; read where one is not known."""

@@ -365,7 +365,7 @@ class ControlTopic:
 
     def encode(self, command: Command, state: ControlState) -> bytes:
         """The record's value, as the log may hold it that led to ``state``."""
-        return encode(command, state.level, self.signer if state.key_id else None)
+        return encode(command, state.level, self.signer and self.signer.of(state.key_id))
 
     async def produce(self, values: Sequence[bytes | None], *, compress: bool = False) -> PeerFault | None:
         """Append records, once. None: they are there. An error may leave open whether they are."""

@@ -160,6 +160,12 @@ class Front:
         for listener in self._listeners.values():
             await listener.stop()
 
+    def use_tls(self, client_tls: ssl.SSLContext | None) -> None:
+        """Have clients that come from now on served with this."""
+        self._client_tls = client_tls
+        for listener in self._listeners.values():
+            listener.use_tls(client_tls)
+
     async def _listen(self, broker_id: int, bind: Endpoint) -> None:
         listener = Listener(self._gateway, broker_id, bind, lambda: self._targets(broker_id), self._client_tls)
         try:

@@ -67,6 +67,8 @@ class MetricsSource:
     audit: AuditTopic | None = None
     admin_refused: Mapping[str, int] = field(default_factory=dict)
     """Requests of the admin listener that came to no route, by their errors' code."""
+    reloads: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By what is made of files, and what came of it, how often they were read anew."""
 
 
 class ProxyCollector(Collector):
@@ -93,6 +95,8 @@ class ProxyCollector(Collector):
         refused = {(code,): count for code, count in source.admin_refused.items()}
         text = "Requests to the admin listener that were refused before anything was looked at, by code"
         yield _counter("isthmus_admin_requests_refused", text, ("code",), refused)
+        text = "Certificates, keys and tokens whose files were read anew, by what is made of them, and what came of it"
+        yield _counter("isthmus_reloads", text, ("files", "outcome"), source.reloads)
         if source.audit is not None:
             yield from _audit(source.audit)
         if source.data is not None:
@@ -157,6 +161,13 @@ def _connections(gateway: Gateway) -> Iterator[Metric]:
     yield open_now
     yield _gauge(
         "isthmus_connections_max", "Client connections beyond which new ones are closed", gateway.limits.connections_max
+    )
+    kept = gateway.queued_bytes.kept + gateway.strangers_bytes.kept
+    yield _gauge("isthmus_queued_bytes", "Bytes of clients' requests that are kept until they are whole", kept)
+    yield _gauge(
+        "isthmus_queued_waiting",
+        "Clients that are not read until there is room for one",
+        gateway.queued_bytes.waiting + gateway.strangers_bytes.waiting,
     )
     received = CounterMetricFamily(
         "isthmus_received_bytes", "Bytes read from clients and from brokers", labels=["peer"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import ssl
 from collections.abc import Awaitable, Iterable
 from importlib.metadata import entry_points, version
 from itertools import chain
@@ -29,7 +30,14 @@ from isthmus.anchor_places import places_of
 from isthmus.audit_topic import AuditTopic
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig
-from isthmus.config_tls import admin_listener_tls, client_listener_tls, link_dial_tls, link_listener_tls, session_tls
+from isthmus.config_tls import (
+    admin_listener_tls,
+    client_listener_tls,
+    cluster_tls,
+    link_dial_tls,
+    link_listener_tls,
+    session_tls,
+)
 from isthmus.context import Context
 from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, LeaseSpec
 from isthmus.control_topic import TOPIC as CONTROL_TOPIC
@@ -37,6 +45,8 @@ from isthmus.data_directory import DataDirectory
 from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
 from isthmus.kafka.client import ClusterClient
+from isthmus.reloading import Reloads
+from isthmus.sealing import Sealing
 from isthmus.session.authentication import Authentication
 from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
@@ -51,8 +61,9 @@ from isthmus_plugins import descriptors, hookspecs
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.confirmation import AckGate
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.namespace_host import NamespaceHost
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import CaptureAllowed, PluginContext
 from isthmus_plugins.tasks import Supervision
 
 log = logging.getLogger("isthmus.process")
@@ -84,6 +95,7 @@ async def _main(config: ProxyConfig, new_control_log: bool) -> int:
     # process that ends well.
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopping.set))
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(process.reloads.ask))
     starting = loop.create_task(process.start(), name="process/start")
     stop = loop.create_task(stopping.wait(), name="process/signal")
     try:
@@ -99,7 +111,7 @@ async def _main(config: ProxyConfig, new_control_log: bool) -> int:
         stop.cancel()
         await asyncio.wait((starting,))
         await process.stop()
-        for number in STOP_SIGNALS:
+        for number in (*STOP_SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     return 1 if process.must_stop.is_set() else 0
 
@@ -124,6 +136,7 @@ class Process:
         self._client: ClusterClient | None = None
         self._control_log: ControlLog | None = None
         self._context: Context | None = None
+        self._sealing: Sealing | None = None
         self._front: Front | None = None
         self._gateway: Gateway | None = None
         self._broker_sasl: BrokerSasl | None = None
@@ -143,6 +156,9 @@ class Process:
             data_directory=config.data.directory,
             audit=self._audit,
         )
+        self.reloads = Reloads(self._supervision)
+        """Of files that may change while it runs."""
+        self._source.reloads = self.reloads.counts
         self._admin_access, self._admin = self._admin_listener()
         self._source.admin_refused = self._admin.guard.refused
         self._hooks = pluggy.PluginManager(hookspecs.PROJECT)
@@ -175,6 +191,10 @@ class Process:
             listener.frame_bytes_max,
             listener.sasl_frame_bytes_max,
             listener.authentication_timeout_s,
+            listener.request_elements_max,
+            listener.queued_bytes_max,
+            listener.frame_timeout_s,
+            listener.connections_per_address_max,
         )
         self._load_plugins()
         try:
@@ -211,7 +231,7 @@ class Process:
         front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config), self._supervision)
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
-        control_key = config.cluster.control_key
+        control_key, other_keys = config.cluster.control_key, config.cluster.other_control_keys
         control_log = self._control_log = ControlLog(
             client,
             name,
@@ -219,7 +239,7 @@ class Process:
             fence=self._fence,
             on_failure=self._must_stop,
             places=places_of(config.data.directory, client),
-            signer=None if control_key is None else Signer(control_key, client.cluster_id),
+            signer=None if control_key is None else Signer(control_key, client.cluster_id, other_keys),
         )
         try:
             await self._start_control_log(control_log)
@@ -236,6 +256,8 @@ class Process:
                 "See that the brokers are up, and that the proxy's own identity may describe and alter the cluster and "
                 "create, describe, read and write that topic.",
             ) from error
+        sealer = Sealer(control_key, other_keys)
+        self._services.sealing_key_id = sealer.key_id
         context = self._context = Context(
             name,
             client.cluster_id,
@@ -243,12 +265,14 @@ class Process:
             control_log,
             front,
             gateway,
-            Sealer(control_key),
+            sealer,
             config.link_listener,
             link_listener_tls(config),
             link_dial_tls(config),
+            LinkPolicy(config.link.remotes_allowed, config.link.allow_local_links, config.link.require_encryption),
             config.data.directory,
             config.replication.offsets_keyring_file,
+            CaptureAllowed(config.capture.files_directory, frozenset(config.capture.servers_allowed)),
             config.replication.partition_metrics,
             self._supervision,
         )
@@ -283,6 +307,10 @@ class Process:
         await sasl.ask(front.targets, SASL_KNOWN_WITHIN_S)
         await front.serve()
         self._audit.start(client, context.hide_topic)
+        self._keep_files(front, gateway, sasl, context)
+        self.reloads.start()
+        self._sealing = Sealing(control_log, sealer, self._supervision)
+        self._sealing.start()
         self._services.control = control_log
         self._services.export = control_log.export
         self._services.gateway = gateway
@@ -308,6 +336,40 @@ class Process:
                 "file_descriptors": descriptor_limit,
             },
         )
+
+    def _keep_files(self, front: Front, gateway: Gateway, sasl: BrokerSasl, context: Context) -> None:
+        """Have certificates and tokens in files used as they change."""
+        config, keep = self.config, self.reloads.keep
+        clients, links, link, admin, cluster = (
+            config.client_listener,
+            config.link_listener,
+            config.link,
+            config.admin_listener,
+            config.cluster,
+        )
+        client = self._client
+        assert client is not None
+
+        def use_session_tls(tls: ssl.SSLContext | None) -> None:
+            gateway.upstream_ssl = sasl.tls = tls
+
+        def use_cluster_tls(tls: ssl.SSLContext | None) -> None:
+            client.tls_context = tls
+
+        files = [clients.tls_certfile, clients.tls_keyfile, clients.tls_client_cafile]
+        keep("client_listener.tls", files, lambda: client_listener_tls(config), front.use_tls)
+        files = [admin.tls_certfile, admin.tls_keyfile, admin.tls_client_cafile]
+        keep("admin_listener.tls", files, lambda: admin_listener_tls(config), self._admin.use_tls)
+        keep("cluster.ssl_cafile", [cluster.ssl_cafile], lambda: session_tls(config), use_session_tls)
+        files = [cluster.ssl_cafile, cluster.ssl_certfile, cluster.ssl_keyfile, cluster.ssl_key_password_file]
+        keep("cluster.ssl", files, lambda: cluster_tls(config), use_cluster_tls)
+        keep("cluster.sasl_password_file", [cluster.sasl_password_file], cluster.security.password, lambda _: None)
+        dialled = [link.tls_cafile, link.tls_certfile, link.tls_keyfile]
+        if links is not None:
+            files = [links.tls_certfile, links.tls_keyfile, links.tls_cafile]
+            keep("link_listener.tls", files, lambda: link_listener_tls(config), context.use_link_tls)
+            dialled += files
+        keep("link.tls", dialled, lambda: link_dial_tls(config), context.use_link_dial_tls)
 
     async def _start_control_log(self, control_log: ControlLog) -> None:
         """Read the control log; where it is lost, wait until it is restored. Raises ConfigurationError, PeerFault."""
@@ -430,6 +492,9 @@ class Process:
             except Exception as error:
                 log.exception("plugin not stopped", extra={"error": repr(error)})
         await self._audit.stop()
+        await self.reloads.stop()
+        if self._sealing is not None:
+            await self._sealing.stop()
         if self._control_log is not None:
             # A write that the broker has not answered may still land: the others wait for the lease to run out then.
             await self._control_log.close(release=drained)
@@ -472,6 +537,12 @@ class Process:
         front, context = self._front, self._context
         lease = self._lease()
         warnings = list(self._admin_access.warnings())
+        links = self.config.link_listener
+        if links is not None and links.has_enrolment_token:
+            warnings.append(
+                "link_listener.enrolment_token_file and ..._env are of versions before and do nothing: links are made "
+                "with tokens (isthmus link token create); remove the key"
+            )
         if self._audit.trouble is not None:
             warnings.append(f"{self._audit.waiting} audit lines are in the log alone so far: {self._audit.trouble}")
         control_log = self._control_log if self._ready else None  # before, it may not be started: it has no state
@@ -485,6 +556,7 @@ class Process:
             warnings += _signing_warnings(control_log)
         if self._broker_sasl is not None:
             warnings += self._broker_sasl.warnings()
+        warnings += self.reloads.warnings()
         if self._context is not None and (throttled := self._context.cluster.throttled()) is not None:
             warnings.append(throttled)
         if self._data is not None and (large := self._data.warning()) is not None:
@@ -507,6 +579,11 @@ def _signing_warnings(control_log: ControlLog) -> Iterable[str]:
     state, unsigned = control_log.state, control_log.unsigned
     if state.level >= SIGNING and control_log.key_id and not state.key_id:
         yield "records of the control log are not signed: isthmus control upgrade, once all proxies have the key"
+    if state.key_id and control_log.key_id not in ("", state.key_id):
+        yield (
+            f"records of the control log are signed with the key {state.key_id}, and the first one here is "
+            f"{control_log.key_id}: isthmus control upgrade, once it is the first on all proxies"
+        )
     if unsigned.count:
         others = f", and {unsigned.count - 1} before it" if unsigned.count > 1 else ""
         yield f"somebody without the control key writes to {CONTROL_TOPIC}: {unsigned.last}{others}"

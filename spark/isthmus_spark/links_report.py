@@ -35,7 +35,7 @@ _LINES_MAX: Final = 6
 _ROWS_MAX: Final = 300
 
 ADVICE: Final = {
-    "AUTHENTICATION_ERROR": "The proxies' link secrets or enrolment tokens differ: enrol the peer again.",
+    "AUTHENTICATION_ERROR": "The proxies' link secrets differ: make the link again.",
     "UNRESOLVABLE_BOOTSTRAP_ERROR": "The peer's name is not known here: see DNS and the link's remote address.",
     "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR": "Nothing listens at the peer's address: is its proxy up?",
     "TIMEOUT_ERROR": "The peer takes too long: see the network between the clusters, and the load of its proxy.",
@@ -43,6 +43,7 @@ ADVICE: Final = {
     "PEER_SILENT": "The connection stands and nothing comes: the other proxy or the network stands still.",
     "NOT_CONNECTED_YET": "A proxy was started, or a partition resumed. If it stays so, the next reason says why.",
     "PEER_VERSION_UNSUPPORTED": "Upgrade the older side.",
+    "NOT_ENCRYPTED": "Upgrade the older side, or give both link listeners TLS.",
     "PEER_IS_ANOTHER_CLUSTER": "The remote address leads to another cluster than the link was made with: correct it.",
     "PEER_HAS_NO_SUCH_LINK": "The link was deleted there: delete it here, or create it again.",
     "NO_LOCAL_LEADER": "The partition has no leader in this cluster: see its brokers.",

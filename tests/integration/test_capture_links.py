@@ -46,9 +46,11 @@ class Scene(NamedTuple):
 @pytest.fixture
 def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> Iterator[Scene]:
     plugins = {"enabled": ["reservation", "replication", "capture"]}
+    allowed = {"files_directory": str(tmp_path / "clients"), "servers_allowed": [kafka_pair[1].bootstrap_servers]}
+    (tmp_path / "clients").mkdir()
     data = tmp_path / "a", tmp_path / "b"
     proxies = [
-        whole(kafka, plugins=plugins, data={"directory": str(directory)})
+        whole(kafka, plugins=plugins, data={"directory": str(directory)}, capture=allowed)
         for kafka, directory in zip(kafka_pair, data, strict=True)
     ]
     prefix = unique("captured-") + "-"
@@ -151,13 +153,20 @@ def test_events_go_to_a_topic_of_another_cluster_once_each(scene: Scene) -> None
 @pytest.mark.one_in_ci("stories", of="captures of links")
 def test_a_topic_needs_its_servers_and_a_client_file_that_says_what_is_known(scene: Scene, tmp_path: Path) -> None:
     proxy = scene.pair.a.proxy
-    client = tmp_path / "client.properties"
+    client = tmp_path / "clients" / "client.properties"
     client.write_text("security.protocol=SSL\nsasl.kerberos.service.name=kafka\n")
+    outside = tmp_path / "control.key"
+    outside.write_text("a key")
+    (tmp_path / "clients" / "link").symlink_to(outside)
+    servers = f"kafka_servers={scene.pair.b.kafka.bootstrap_servers}"
     for settings, word in (
         (("kafka_topic=t",), "kafka_servers"),
         (("files=false",), "nothing would be written"),
-        (("kafka_topic=t", "kafka_servers=h:1", f"kafka_client_file={client}"), "line 2 has none of the settings"),
-        (("kafka_topic=t", "kafka_servers=h:1", "kafka_client_file=/nowhere"), "No such file"),
+        (("kafka_topic=t", servers, "kafka_client_file=client.properties"), "line 2 has none of the settings"),
+        (("kafka_topic=t", servers, "kafka_client_file=none"), "No such file"),
+        (("kafka_topic=t", servers, "kafka_client_file=link"), "is not below"),
+        (("kafka_topic=t", servers, f"kafka_client_file={outside}"), "is not below"),
+        (("kafka_topic=t", "kafka_servers=attacker:9092"), "servers_allowed"),
     ):
         more = [each for setting in settings for each in ("--set", setting)]
         with pytest.raises(Exception, match=word):

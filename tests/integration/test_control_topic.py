@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support.control_topics import delete_topic, forget
 from support.kafka import VERSIONS, Clusters
-from support.links import linked, until
+from support.links import linked, until, whole
 from support.power_loss import lose_end
 
 from isthmus import control_log as control_logs
@@ -401,11 +401,14 @@ async def _delete(cluster: KafkaCluster) -> None:
 
 @pytest.mark.one_in_ci("stories", of="lost control topics")
 def test_a_linked_cluster_tells_one_that_lost_everything(
-    broker: KafkaCluster, kafka_pair: tuple[KafkaCluster, KafkaCluster]
+    broker: KafkaCluster, kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
 ) -> None:
-    """Its topic, its group and its disk: nothing of its own knows that there was a log. The other one does."""
+    """Its topic, its group and its disk: nothing of its own knows that there was a log. The other one does, and has
+    proof of it, which this one knows again by its control key."""
     forget(broker)
-    with linked(kafka_pair[0], broker) as link:
+    key = tmp_path / "control.key"
+    key.write_text("ab" * 32)
+    with linked(kafka_pair[0], broker, b_proxies=[whole(broker, cluster={"control_key_file": str(key)})]) as link:
         dialler, proxy = link.a.proxy, link.b.proxy
         heard = dialler.directory / f"{dialler.name}-data"
         until("heard", lambda: list(heard.glob(f"control-anchor-{broker.cluster_id}*.json")))

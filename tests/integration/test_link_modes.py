@@ -1,38 +1,15 @@
-"""Links with enrolment tokens, and with a proxy for each broker on either side."""
+"""Links with a proxy for each broker on either side."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
 from support.kafka import unique
-from support.links import Side, linked, sidecars, until, whole
+from support.links import Side, linked, sidecars, whole
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_bench.proxies import ProxyFailed
 
 pytestmark = pytest.mark.brokers
-
-
-@pytest.mark.one_in_ci("stories", of="modes of links")
-def test_enrolment_token(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> None:
-    a, b = kafka_pair
-    right, wrong = tmp_path / "right", tmp_path / "wrong"
-    right.write_text("correct horse battery staple\n")
-    wrong.write_text("guess\n")
-    with (
-        whole(a) as from_a,
-        whole(b, link_listener={"enrolment_token_file": str(right)}) as to_b,
-    ):
-        name = unique("enrolled")
-        for token in ([], ["--token-file", str(wrong)]):
-            with pytest.raises(ProxyFailed, match="AUTHENTICATION_ERROR"):
-                from_a.cli("link", "create", name, "--remote", to_b.link_address, *token)
-        from_a.cli("link", "create", name, "--remote", to_b.link_address, "--token-file", str(right))
-        until("it is up", lambda: to_b.get(f"/v1/links/{name}")["state"] == "Following")
-        assert "correct horse" not in from_a.log + to_b.log
-        from_a.cli("link", "delete", name)
 
 
 @pytest.mark.one_in_ci("stories", of="faults of steps")

@@ -169,6 +169,71 @@ def test_a_wrong_password_is_told_as_the_broker_tells_it(
     assert errors_of(proxy.bootstrap) == expected
 
 
+def test_who_may_not_describe_what_is_reserved_is_not_told_that_it_is(
+    brokers: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    """alice may create topics and describe everything, bob may create topics alone."""
+    admin = AdminClient(client_of(brokers, proxy, "admin"))
+    clients = {user: AdminClient(client_of(brokers, proxy, user)) for user in ("alice", "bob")}
+    prefix = unique("reserved-")
+    topic, group = f"{prefix}topic", f"{prefix}group"
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    literal, cluster = ResourcePatternType.LITERAL, ResourceType.BROKER
+    rules = [(cluster, "kafka-cluster", user, AclOperation.CREATE) for user in clients]
+    rules += [(kind, "*", "alice", AclOperation.DESCRIBE) for kind in (ResourceType.TOPIC, ResourceType.GROUP)]
+    rules.append((cluster, "kafka-cluster", "alice", AclOperation.DESCRIBE))
+    bindings = [
+        AclBinding(kind, name, literal, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+        for kind, name, user, operation in rules
+    ]
+    for created in admin.create_acls(bindings).values():
+        created.result(30)
+    reason = "because-of-a-merger"
+    for kind, name in (("topic", prefix), ("consumer-group", prefix), ("principal", f"User:{prefix}")):
+        proxy.cli("namespace", "create", name, "--type", kind, "--reserved", "--reason", reason)
+
+    def told(user: str) -> dict[str, tuple[int, str]]:
+        """By request, the code and the words of its answer."""
+        client = clients[user]
+        binding = AclBinding(
+            ResourceType.TOPIC, "t", literal, f"User:{prefix}app", "*", AclOperation.READ, AclPermissionType.ALLOW
+        )
+        new = f"{prefix}new"
+        futures: dict[str, Any] = {
+            "create": client.create_topics([NewTopic(topic, 1)])[topic],
+            "create a new one": client.create_topics([NewTopic(new, 1)])[new],
+            "delete": client.delete_topics([topic])[topic],
+            "delete the group": client.delete_consumer_groups([group])[group],
+            "allow": client.create_acls([binding])[binding],
+        }
+        answers = {}
+        for what, future in futures.items():
+            with pytest.raises(KafkaException) as refused:
+                future.result(30)
+            error = refused.value.args[0]
+            answers[what] = error.code(), error.str()
+        return answers
+
+    alice, bob = told("alice"), told("bob")
+    assert {what: code for what, (code, _) in alice.items()} == {
+        "create": KafkaError.TOPIC_ALREADY_EXISTS,
+        "create a new one": KafkaError.POLICY_VIOLATION,
+        "delete": KafkaError.POLICY_VIOLATION,
+        "delete the group": KafkaError.POLICY_VIOLATION,
+        "allow": KafkaError.POLICY_VIOLATION,
+    }
+    assert all(reason in alice[what][1] for what in ("create a new one", "allow")), "where librdkafka gets words"
+    assert {what: code for what, (code, _) in bob.items()} == {
+        "create": KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        "create a new one": KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        "delete": KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        "delete the group": KafkaError.GROUP_AUTHORIZATION_FAILED,
+        "allow": KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+    assert not any(reason in words or prefix in words for _, words in bob.values())
+    assert reason in proxy.log, "what bob is not told is in the log"
+
+
 def principals(proxy: ProxyProcess, topic: str) -> Counter[str]:
     """Who has written to a captured topic, and how often."""
     data = tomllib.loads(proxy.config_path.read_text())["data"]["directory"]

@@ -25,9 +25,19 @@ from isthmus_control import commands as c
 from isthmus_control import replica as replicas
 from isthmus_control.anchors import LogRecord, RecentRecords
 from isthmus_control.control_state import ControlState
+from isthmus_control.grants import covers, of_pair
 from isthmus_control.leases import LeaseView, ReservationState
-from isthmus_control.levels import KNOWN_LEVEL, with_known_level
-from isthmus_control.model import BrokerClaim, ResourceType, Role, TopicState, overlap
+from isthmus_control.levels import CONSENT, KNOWN_LEVEL, with_known_level
+from isthmus_control.model import (
+    AttachRequest,
+    BrokerClaim,
+    Grant,
+    ResourceType,
+    Right,
+    Role,
+    TopicState,
+    overlap,
+)
 from isthmus_control.outcome import Accepted, Duplicate, Outcome, Rejected, Rejection
 from isthmus_control.prefixes import prefix_of, why_forked
 from isthmus_control.replica import Replica
@@ -39,6 +49,7 @@ PROXIES = 3
 STEPS = 500
 LEASE_MS = 10_000
 CLOCK_SKEW = 0.03
+RIGHTS = (Right.FOLLOW, Right.LEAD, Right.REPLACE)
 PREFIXES = ("", "a-", "a-b-", "c-", "_d")
 LINKS = {"l1": "B", "l2": "B", "l3": "C"}
 TOPIC = ResourceType.TOPIC
@@ -230,6 +241,10 @@ class World:
                 assert mapping.role is Role.LEADER or other.role is Role.LEADER
                 if link.remote_cluster_id == other_link.remote_cluster_id and mapping.role is not other.role:
                     assert not overlap(mapping.remote_prefix, other.remote_prefix)
+        if state.level >= CONSENT:
+            for link, mapping in mappings:
+                wanted = of_pair(mapping)
+                assert any(covers(grant, wanted) for grant in link.grants), "what is attached may go on"
         for name, topic in state.follower_topics.items():
             counterpart = state.lookup.following(TOPIC, name)
             follows = counterpart is not None and counterpart.link.name == topic.link
@@ -276,7 +291,13 @@ class World:
                     link, TOPIC, prefix, pick.choice(PREFIXES), role, create_missing=pick.random() < 0.5
                 ),
                 lambda: c.AttachNamespace(link, TOPIC, prefix, prefix, Role.FOLLOWER, create_missing=True),
+                lambda: c.AttachNamespace(link, TOPIC, prefix, prefix, role, create_missing=True, for_peer=True),
                 lambda: c.DetachNamespace(link, TOPIC, prefix),
+                lambda: c.DetachNamespace(link, TOPIC, prefix, for_peer=True),
+                lambda: c.ChangeGrants(link, given=(Grant(pick.choice(RIGHTS), TOPIC, prefix),)),
+                lambda: c.ChangeGrants(link, taken=(Grant(pick.choice(RIGHTS), TOPIC, prefix),)),
+                lambda: c.RequestAttach(link, AttachRequest(TOPIC, prefix, prefix, role, pick.random() < 0.5)),
+                lambda: c.WithdrawAttach(link, TOPIC, prefix, pick.random() < 0.5),
                 lambda: c.SetFollowerTopic(link, topic, topic, str(uuid.UUID(int=9)), TopicState.CREATING),
                 lambda: c.SetFollowerTopic(link, topic, topic, str(uuid.UUID(int=9)), TopicState.FOLLOWING, topic_id),
                 lambda: c.OpenProvenance(link, at),

@@ -230,6 +230,7 @@ def test_wrong_usage_is_said(tmp_path: Path) -> None:
 def watched(kafka: KafkaCluster, prefix: str, data: Path, *settings: str) -> Iterator[Side]:
     """A proxy that captures a namespace."""
     extra = {"plugins": {"enabled": ["reservation", "replication", "capture"]}, "data": {"directory": str(data)}}
+    extra["capture"] = {"servers_allowed": [each.split("=")[1] for each in settings if "kafka_servers=" in each]}
     with ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=extra) as proxy:
         proxy.cli("namespace", "create", prefix)
         chosen = [each for setting in settings for each in ("--set", setting)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,20 +56,17 @@ class Scene(NamedTuple):
 @pytest.fixture
 def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster], wan: Wan, tmp_path: Path) -> Iterator[Scene]:
     token = tmp_path / "token"  # the far address is another machine's
-    token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
     extra = {
         "plugins": {"enabled": ["reservation", "replication", "capture"]},
         "data": {"directory": str(tmp_path / "a")},
-        "link_listener": {"enrolment_token_file": str(token)},
+        "link": {"remotes_allowed": [wan.far]},
     }
     a, b = kafka_pair
     first = ProxyProcess(a.bootstrap_servers, name=unique("proxy"), extra=extra)
     reach = Reach(bind=wan.near, advertised=wan.far)
     extra["data"] = {"directory": str(tmp_path / "b")}
     second = ProxyProcess(b.bootstrap_servers, name=unique("proxy"), extra=extra, link_reach=reach)
-    options = ("--token-file", str(token))
-    with linked(a, b, a_proxies=[first], b_proxies=[second], options=options) as pair:
+    with linked(a, b, a_proxies=[first], b_proxies=[second], token=token) as pair:
         yield Scene(pair, tmp_path / "a", unique("paced-") + "-")
 
 

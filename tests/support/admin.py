@@ -40,8 +40,11 @@ from isthmus_plugins.links import (
     Attach,
     AttachResult,
     BothOffsets,
+    ChangeGrants,
     CommittedOffsets,
     CreateLink,
+    CreateToken,
+    GrantsStatus,
     GroupOffset,
     GroupOffsets,
     GroupOnBothSides,
@@ -51,6 +54,7 @@ from isthmus_plugins.links import (
     MappingStatus,
     ModeResult,
     NamespaceRef,
+    NewToken,
     OffsetsTopicStatus,
     OffsetsView,
     OperationError,
@@ -59,11 +63,14 @@ from isthmus_plugins.links import (
     Promote,
     PromotedNamespace,
     PromoteReport,
+    SecretRotated,
     SetMode,
+    TokenStatus,
     TopicDecision,
     TopicPlan,
     TransactionVerificationPlan,
     VerifyReport,
+    WaitingMapping,
 )
 from isthmus_plugins.tasks import Supervision
 
@@ -130,6 +137,9 @@ class MemoryLinks:
         self.created: list[CreateLink] = []
         self.altered: list[AlterLink] = []
         self.attached: list[Attach] = []
+        self.granted: list[str] = []
+        self.missing: list[str] = []
+        """What the other cluster has not granted."""
         self.calls: list[tuple[Any, ...]] = []
         self.settings_reasons: dict[str, Reason] = {}
         self.equal = True
@@ -145,6 +155,44 @@ class MemoryLinks:
         self.created.append(request)
         self.links[request.link_name] = _status(request.link_name, request.remote)
         return self.links[request.link_name]
+
+    async def create_token(self, request: CreateToken) -> NewToken:
+        self.granted += request.may
+        return NewToken(
+            token_id="ab" * 8, may=request.may, created_ms=0, expires_ms=request.expires_seconds * 1000, token="isthmus"
+        )
+
+    def tokens(self) -> list[TokenStatus]:
+        return [TokenStatus(token_id="ab" * 8, may=self.granted, created_ms=0, expires_ms=60_000)]
+
+    async def delete_token(self, token_id: str) -> None:
+        if token_id != "ab" * 8:
+            raise OperationError("NOT_FOUND", f"there is no token {token_id}", 404)
+        self.calls.append(("delete token", token_id))
+
+    def grants(self, link_name: str) -> GrantsStatus:
+        self.status(link_name)
+        waiting = WaitingMapping(
+            type="topic",
+            local="prod-",
+            remote="prod-",
+            role="follower",
+            asked_by="the other cluster",
+            asked_ms=1_760_000_000_000,
+            missing=["lead:prod-"],
+            message="it was not granted",
+        )
+        return GrantsStatus(
+            link_name=link_name, enforced=True, may=self.granted, attached=["follow:out-"], waiting=[waiting]
+        )
+
+    async def grant(self, link_name: str, request: ChangeGrants) -> GrantsStatus:
+        self.granted += request.may
+        return self.grants(link_name)
+
+    async def revoke(self, link_name: str, request: ChangeGrants) -> GrantsStatus:
+        self.granted = [each for each in self.granted if each not in request.may]
+        return self.grants(link_name)
 
     async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
         status = self.status(link_name).model_copy()
@@ -228,6 +276,7 @@ class MemoryLinks:
             dry_run=request.dry_run,
             topics=[plan],
             transaction_verification=self.verification,
+            missing_grants=self.missing,
         )
 
     async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
@@ -339,6 +388,11 @@ class MemoryLinks:
             update={"source_losses": [], "source_losses_left_off": 0}
         )
         return Acknowledged(link_name=link_name, acknowledged=len(lost))
+
+    async def rotate_secret(self, link_name: str) -> SecretRotated:
+        self.status(link_name)
+        self.calls.append(("rotate-secret", link_name))
+        return SecretRotated(link_name=link_name, secret_id="9b2e2c5e-0000-4000-8000-000000000001")
 
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}

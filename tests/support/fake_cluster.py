@@ -26,7 +26,6 @@ from isthmus_control.commands import Body, Command
 from isthmus_control.concerns import Beyond, Concerns
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import KNOWN_LEVEL
-from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
 from isthmus_plugins.cluster import (
@@ -42,8 +41,9 @@ from isthmus_plugins.cluster import (
     TopicPartition,
     TransactionMarkers,
 )
+from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
-from isthmus_plugins.process import LinkListenerSpec
+from isthmus_plugins.process import CaptureAllowed, LinkListenerSpec
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.records import whole_header
 from support.fake_acls import FakeAcls
@@ -732,7 +732,8 @@ class FakeAnchors:
         self.known: Anchor | None = None
         self.heard: dict[str, Anchor] = {}
         self.was_told: list[tuple[Anchor, str]] = []
-        self.was_claimed: list[tuple[Anchor, str]] = []
+        self.was_claimed: list[tuple[Anchor, str | None, str]] = []
+        self.proven: dict[str, tuple[Anchor, str]] = {}
 
     def own(self) -> Anchor | None:
         return self.known
@@ -740,14 +741,22 @@ class FakeAnchors:
     def heard_of(self, cluster_id: str) -> Anchor | None:
         return self.heard.get(cluster_id)
 
-    def hear(self, anchor: Anchor) -> None:
+    def proof(self, anchor: Anchor) -> str | None:
+        return f"by {anchor.cluster_id}: {anchor.offset}"
+
+    def proven_of(self, cluster_id: str) -> tuple[Anchor, str] | None:
+        return self.proven.get(cluster_id)
+
+    def hear(self, anchor: Anchor, proof: str | None = None) -> None:
         self.heard[anchor.cluster_id] = anchor
+        if proof is not None:
+            self.proven[anchor.cluster_id] = anchor, proof
 
     def told(self, anchor: Anchor, by: str) -> None:
         self.was_told.append((anchor, by))
 
-    def claimed(self, anchor: Anchor, by: str) -> None:
-        self.was_claimed.append((anchor, by))
+    def claimed(self, anchor: Anchor, proof: str | None, by: str) -> None:
+        self.was_claimed.append((anchor, proof, by))
 
 
 class FakeControl:
@@ -821,7 +830,9 @@ class FakeContext:
         self.control = control
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
+        self.link_policy = LinkPolicy(("127.0.0.1", "localhost"), allow_local_links=True)
         self.data_directory: Path | None = None
+        self.capture_allowed = CaptureAllowed()
         self.offsets_keyring_file: Path | None = None
         self.partition_metrics = True
         self.link_observers = LinkObservers()
@@ -833,8 +844,8 @@ class FakeContext:
     def fronts(self, broker_id: int) -> bool:
         return self.fronted_brokers is None or broker_id in self.fronted_brokers
 
-    def link_listening(self, port: int) -> None:
-        self.port = port
+    def link_listening(self, acceptor: Any) -> None:
+        self.port = acceptor.port
 
     def hide_topic(self, topic_id: bytes) -> None:
         pass
@@ -843,12 +854,11 @@ class FakeContext:
     def link_address(self) -> str | None:
         return None if self.port is None else f"127.0.0.1:{self.port}"
 
-    def secret_of(self, link: Link) -> bytes:
-        assert link.secret is not None
-        return Sealer(None).open(link.secret, link.link_id).reveal()
+    def seal(self, secret: bytes, purpose: str) -> Sealed:
+        return Sealer(None).seal(Secret(secret), purpose)
 
-    def seal(self, secret: bytes, link_id: str) -> Sealed:
-        return Sealer(None).seal(Secret(secret), link_id)
+    def unseal(self, sealed: Sealed, purpose: str) -> bytes:
+        return Sealer(None).open(sealed, purpose).reveal()
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         return {each: name for each in topic_ids if (name := self.known_topic_name(each)) is not None}

@@ -269,6 +269,9 @@ class Side:
         return found.get("reason"), found.get("message") or ""
 
 
+GRANTED: Final = "follow:,lead:,replace:,follow:consumer-group:,lead:consumer-group:"
+
+
 class Linked:
     """Two sides and the link between them, A leading."""
 
@@ -296,9 +299,10 @@ class Linked:
         self.a.proxy.cli("link", "detach", self.name, "--local", local or self.local)
 
     def raise_levels(self) -> None:
-        """Have both control logs hold what is new."""
+        """Have both control logs hold what is new; each side has the other attach what it likes."""
         for side in (self.a, self.b):
             until("raised", lambda side=side: side.proxy.cli("control", "upgrade")["after"] == KNOWN_LEVEL)
+            side.proxy.cli("link", "grant", self.name, "--may", GRANTED, "--broker-settings")
 
     def verify(self, check: bool = True) -> dict[str, Any]:
         report: dict[str, Any] = self.a.proxy.cli("verify", self.name, check=check)
@@ -380,15 +384,17 @@ def whole(
     environment: Mapping[str, str] | None = None,
     *,
     descriptors: int | None = None,
+    only_dials: bool = False,
     **more: Any,
 ) -> ProxyProcess:
-    """One proxy for all brokers of a cluster, started by whoever enters it."""
+    """One proxy for all brokers of a cluster, started by whoever enters it. ``only_dials``: without a link listener."""
     return ProxyProcess(
         kafka.bootstrap_servers,
         name=unique("proxy"),
         extra=_extra(more),
         environment=environment,
         descriptors=descriptors,
+        **({"link_reach": None} if only_dials else {}),
     )
 
 
@@ -421,8 +427,11 @@ def linked(
     b_proxies: Sequence[ProxyProcess] | None = None,
     remote: str | None = None,
     options: Sequence[str] = (),
+    token: Path | None = None,
 ) -> Iterator[Linked]:
     """Proxies on both clusters, and a link that A created. ``remote``: the address that A dials, B's own by default.
+
+    ``token``: a file for one of B's, which A leads topics by; without it, B takes links of its own machine.
 
     With ISTHMUS_TEST_LOGS the proxies' logs are kept in that directory.
     """
@@ -438,6 +447,9 @@ def linked(
             for proxy in side.proxies:
                 proxy.wait_ready()
         pair = Linked(*sides, unique("link"))
+        if token is not None:
+            pair.b.proxy.write_token(token, "lead:")
+            options = (*options, "--token-file", str(token))
         pair.a.proxy.cli("link", "create", pair.name, "--remote", remote or pair.b.proxy.link_address, *options)
         try:
             yield pair

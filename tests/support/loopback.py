@@ -95,7 +95,7 @@ class LoopbackAcceptor(Acceptor[Any]):
     """Accepts in memory what is dialled on the same loop."""
 
     async def bind(self) -> None:
-        assert self._tls is None, "in memory there is no TLS"
+        assert self.tls is None, "in memory there is no TLS"
         self.port = self.port or next(_loop().ports)
         if self.port in _loop().listening:
             raise OSError(f"port {self.port} is in use")

@@ -25,11 +25,10 @@ class Proxy:
         cluster: FakeCluster,
         control: FakeControl,
         name: str,
-        token: bytes | None = None,
         brokers: frozenset[int] | None = None,
     ) -> None:
         self.context = FakeContext(cluster, control, name, brokers)
-        self.context.link_listener = LinkListenerSpec("127.0.0.1", 0, None, token, LoopbackAcceptor)
+        self.context.link_listener = LinkListenerSpec("127.0.0.1", 0, None, LoopbackAcceptor)
         self.plugin = ReplicationPlugin()
 
     async def start(self) -> None:

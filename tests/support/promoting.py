@@ -62,5 +62,5 @@ async def replaced(two: Two, killing: Killing) -> None:
     control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
     two.b = Proxy(two.clusters["B"], control, "b2")
     assert old.context.port is not None
-    two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None, LoopbackAcceptor)
+    two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, LoopbackAcceptor)
     await two.b.start()

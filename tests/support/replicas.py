@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from isthmus_control.commands import AttachNamespace, CreateLink, PartitionSync, RecordSync, RegisterProducerIds
+from isthmus_control.grants import EVERYTHING
 from isthmus_control.model import Reason, ResourceType, Role, SyncState
 from isthmus_control.outcome import Accepted
 from isthmus_control.sealing import Sealer, Secret
@@ -275,7 +276,9 @@ class Replicas:
             for cluster_id, index in INDEX.items():
                 control.apply(RegisterProducerIds(cluster_id, index))
             secret = Sealer(None).seal(Secret(SECRET), LINK_ID)
-            control.apply(CreateLink(LINK, LINK_ID, remote, name == "A", ("127.0.0.1:1",), (), secret))
+            control.apply(
+                CreateLink(LINK, LINK_ID, remote, name == "A", ("127.0.0.1:1",), (), secret, grants=EVERYTHING)
+            )
         self.attach()
         self.ends: dict[str, End] = {}
         self.a.on_new_partition = self._remember

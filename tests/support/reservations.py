@@ -16,14 +16,25 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import NamespaceKey, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import Truncation, TruncationPhase
-from isthmus_plugins.api import Client, Hold, Replace, Request, Verdict
+from isthmus_plugins.api import Ask, Client, Hold, Replace, Request, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation import ReservationPlugin
 from isthmus_plugins.tasks import Supervision
-from isthmus_protocol.messages import build_request, encode_request
+from isthmus_protocol.bodies import error_code
+from isthmus_protocol.error_codes import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    GROUP_AUTHORIZATION_FAILED,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from isthmus_protocol.messages import build_request, build_response, decode_request, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey
 
 INTERNAL_ID: Final = uuid.uuid4().bytes
+EVERYTHING: Final = ("everything",)
+"""What a client may describe where there is no authorizer."""
+PRINCIPALS: Final = "principals"
 
 
 class Process:
@@ -134,17 +145,53 @@ def request_of(api_key: int, version: int, values: dict[str, Any], part: float =
     return Request(frame, part == 1.0, api_key, version, 7, time.monotonic(), Client(1, "127.0.0.1:5000", 1))
 
 
-def decide(plugin: ReservationPlugin, request: Request) -> Verdict:
+def decide(plugin: ReservationPlugin, request: Request, describes: Collection[str] = EVERYTHING) -> Verdict:
     """The first verdict of the plugin's hooks for a request, waited for; a look at the answer alone is none."""
     for hook in plugin.isthmus_request_hooks():
         if hook.api_key == request.api_key:
-            verdict = hook.on_request(request)
-            if isinstance(verdict, Hold):
-                verdict = asyncio.run(_awaited(verdict))
+            verdict = settled(hook.on_request(request), describes)
             if verdict is not None and not (isinstance(verdict, Replace) and verdict.frame is request.frame):
                 return verdict
     return None
 
 
-async def _awaited(hold: Hold) -> Verdict:
-    return await hold.verdict
+def settled(verdict: Verdict, describes: Collection[str] = EVERYTHING) -> Verdict:
+    """What a verdict comes to, for a client that may describe topics and groups of these names; principals, where
+    PRINCIPALS is among them."""
+
+    async def waited_for() -> Verdict:
+        last = verdict
+        while isinstance(last, Hold | Ask):
+            last = await last.verdict if isinstance(last, Hold) else last.then(last.read(asked(last.frame, describes)))
+        return last
+
+    return asyncio.run(waited_for())
+
+
+def asked(frame: bytes, describes: Collection[str]) -> bytes:
+    """How a broker answers whether a client may describe something."""
+    head, payload = decode_request(frame)
+    question = cast(Any, payload)
+
+    def code(name: str, refused: int) -> int:
+        return 0 if describes is EVERYTHING or name in describes else refused
+
+    values: dict[str, Any]
+    if head.api_key == ApiKey.METADATA:
+        assert not question.allow_auto_topic_creation
+        names = [topic.name for topic in question.topics]
+        denied = TOPIC_AUTHORIZATION_FAILED
+        topics = [{"error_code": code(name, denied) or UNKNOWN_TOPIC_OR_PARTITION, "name": name} for name in names]
+        values = {"topics": topics}
+    elif head.api_key == ApiKey.DESCRIBE_GROUPS:
+        groups = [
+            {"error_code": code(group, GROUP_AUTHORIZATION_FAILED), "group_id": group} for group in question.groups
+        ]
+        values = {"groups": groups}
+    else:
+        assert head.api_key == ApiKey.DESCRIBE_ACLS
+        values = {"error_code": code(PRINCIPALS, CLUSTER_AUTHORIZATION_FAILED)}
+    for entry in (values, *values.get("topics", ()), *values.get("groups", ())):
+        if "error_code" in entry:
+            entry["error_code"] = error_code(entry["error_code"])
+    return encode_response(build_response(head.api_key, head.version, values), head.correlation_id)

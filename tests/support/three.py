@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from isthmus_control.commands import AttachNamespace, CreateLink, RegisterProducerIds
+from isthmus_control.grants import EVERYTHING
 from isthmus_control.model import ResourceType, Role
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -37,7 +38,7 @@ class Three(Replicas):
         secret = Sealer(None).seal(Secret(SECRET), SECOND_ID)
         topic = ResourceType.TOPIC
         for name, remote in (("A", "C"), ("C", "A")):
-            link = CreateLink(SECOND, SECOND_ID, remote, name == "A", ("127.0.0.1:1",), (), secret)
+            link = CreateLink(SECOND, SECOND_ID, remote, name == "A", ("127.0.0.1:1",), (), secret, grants=EVERYTHING)
             self.controls[name].apply(link)
         self.controls["A"].apply(AttachNamespace(SECOND, topic, "local-", "remote-", Role.LEADER))
         self.controls["C"].apply(

@@ -69,11 +69,17 @@ class Demo:
         if self._keep:
             (self._directory / "proxies.json").write_text(json.dumps([proxy_a.pid, proxy_b.pid]))
 
+        say.step("B makes a token: who has it makes one link with B, and has attached there what it grants")
+        token = self._directory / "b.token"
+        proxy_b.write_token(token, f"lead:{NAMESPACE}")
+        proxy_a.cli("control", "upgrade")
+        say.line(f"isthmus link token create --may lead:{NAMESPACE} --broker-settings --url {proxy_b.url} > {token}")
+
         say.step(
             f"A namespace {NAMESPACE!r} on A, a link {LINK!r} to B, and the namespace attached: A leads, B follows"
         )
         proxy_a.cli("namespace", "create", NAMESPACE, "--type", "topic")
-        proxy_a.cli("link", "create", LINK, "--remote", proxy_b.link_address)
+        proxy_a.cli("link", "create", LINK, "--remote", proxy_b.link_address, "--token-file", str(token))
         proxy_a.cli("link", "attach", LINK, "--local", NAMESPACE, "--remote", NAMESPACE, "--role", "leader")
         say.line(
             f"isthmus link attach {LINK} --local {NAMESPACE} --remote {NAMESPACE} --role leader --url {proxy_a.url}"
@@ -193,6 +199,7 @@ class Demo:
             background=self._keep,
             extra={
                 "proxy": {"lease_s": LEASE_S},
+                "link": {"allow_local_links": False},
                 "plugins": {"enabled": ["reservation", "replication", "capture"]},
                 "data": {"directory": str(self._captured / name)},
             },

@@ -9,10 +9,11 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.concerns import Beyond, concerns_of, touched
 from isthmus_control.control_state import ControlState
-from isthmus_control.levels import level_of, plain_version
+from isthmus_control.levels import CONSENT, KEY_ROTATION, level_of, plain_version
 from isthmus_control.model import ProxyLease
 from isthmus_control.outcome import LevelRaised, Refuse, Rejection, require
 from isthmus_control.rules.checks import Result
+from isthmus_control.rules.grants import grants_begin
 
 
 def check_level(state: ControlState, needed: int, what: str) -> None:
@@ -75,7 +76,10 @@ def _raise_level(state: ControlState, offset: int, command: c.Command, body: c.R
     key_id = body.key_id or state.key_id
     if (body.level, key_id) == (state.level, state.key_id):
         return state, ()
-    return state.evolve(level=body.level, key_id=key_id), (LevelRaised(state.level, body.level, key_id),)
+    changes = (LevelRaised(state.level, body.level, key_id),)
+    if state.level < CONSENT <= body.level:
+        state = grants_begin(state)
+    return state.evolve(level=body.level, key_id=key_id), changes
 
 
 def _check_raise(state: ControlState, body: c.RaiseLevel) -> None:
@@ -98,8 +102,8 @@ def _check_raise(state: ControlState, body: c.RaiseLevel) -> None:
 def _check_key(state: ControlState, body: c.RaiseLevel) -> None:
     if body.key_id in ("", state.key_id):
         return
-    require(
-        not state.key_id,
+    require(  # below that level in the words of the versions before, which know no other answer
+        not state.key_id or body.level >= KEY_ROTATION,
         Rejection.CONFLICT,
         f"the records of the control log are signed with the control key {state.key_id}, and that is not changed",
     )

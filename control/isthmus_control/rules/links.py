@@ -39,6 +39,7 @@ from isthmus_control.outcome import (
     Rejection,
     require,
 )
+from isthmus_control.rules import grants
 from isthmus_control.rules.checks import (
     AT_MS_MAX,
     ENTRIES_MAX,
@@ -129,6 +130,10 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
     twin = next((link.name for link in state.links.values() if link.link_id == body.link_id), None)
     require(twin is None, Rejection.ALREADY_EXISTS, f"this link exists already under the name {twin!r}")
     require(len(state.links) < LINKS_MAX, Rejection.CONFLICT, f"there are {LINKS_MAX} links")
+    grants.check_grants(body.grants)
+    given = body.grants
+    if body.token:
+        state, given = grants.use_token(state, command.at_ms, body.token)
     now = tick(state.clock, command.at_ms, state.cluster_id)
     addresses = {}
     if body.remote_addresses:
@@ -146,6 +151,7 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
         settings=LinkSettings(Register(body.mode, ZERO), addresses, config),  # a beginning, which any write wins over
         created_ms=command.at_ms,
         secret=body.secret,
+        grants=given,
     )
     return (
         state.evolve(links=put(state.links, link.name, link), links_created=link.number + 1, clock=now),
@@ -299,6 +305,9 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         check_synchronous(link, mapping, namespace.informational)
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
     attached = link.mapping(body.type, body.local_prefix)
+    if body.for_peer:
+        grants.check_attach(link, body)
+    link = grants.attached(state, link, mapping, body.for_peer)
     if attached is not None:
         return _attach_again(state, link, attached, mapping)
     for other_link, other in ((link_, m) for _, link_ in sorted(state.links.items()) for m in link_.mappings):
@@ -348,6 +357,8 @@ def _alter_mapping(state: ControlState, offset: int, command: c.Command, body: c
         ONLY_THE_FOLLOWERS,
     )
     require(body.on_source_delete is None or before.type is ResourceType.TOPIC, Rejection.INVALID, ONLY_OF_TOPICS)
+    if body.for_peer:
+        grants.check_altered(link, before, body)
     after = replace(
         before,
         on_source_loss=body.on_source_loss or before.on_source_loss,
@@ -358,7 +369,9 @@ def _alter_mapping(state: ControlState, offset: int, command: c.Command, body: c
 
 def _altered(state: ControlState, link: Link, before: NamespaceMapping, after: NamespaceMapping) -> Result:
     if after == before:
-        return state, ()
+        known = state.links[link.name]
+        changed = () if link == known else (LinkChanged(known, link),)
+        return state.evolve(links=put(state.links, link.name, link)), changed
     mappings = tuple(after if mapping is before else mapping for mapping in link.mappings)
     state, told = released(state, link.name, after) if after.on_source_loss is OnSourceLoss.CUT else (state, [])
     return (
@@ -420,7 +433,8 @@ def _detach(state: ControlState, offset: int, command: c.Command, body: c.Detach
     mapping = _attached(link, body.type, body.local_prefix)
     state, changes = _detached(state, link, mapping, command.at_ms)
     rest = tuple(other for other in link.mappings if other is not mapping)
-    return state.evolve(links=put(state.links, link.name, replace(link, mappings=rest))), changes
+    link = grants.detached(replace(link, mappings=rest), mapping, body.for_peer)
+    return state.evolve(links=put(state.links, link.name, link)), changes
 
 
 def _hold_broker_config(state: ControlState, offset: int, command: c.Command, body: c.HoldBrokerConfig) -> Result:

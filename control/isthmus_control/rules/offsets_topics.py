@@ -8,8 +8,10 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
+from isthmus_control.grants import OFFSETS_COPY
 from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, OffsetsForm, Role, TopicState, offsets_mapping
 from isthmus_control.outcome import Change, FollowerTopicChanged, LinkChanged, Refuse, Rejection, require
+from isthmus_control.rules import grants
 from isthmus_control.rules.checks import Result
 from isthmus_control.rules.truncations import cancelled
 from isthmus_protocol.group_names import pattern_problem
@@ -33,6 +35,8 @@ def _set_offsets_topic(state: ControlState, offset: int, command: c.Command, bod
     check_offsets_copy(body.copy)
     if before is not None and before.offsets == body.copy:
         return state, ()
+    if body.for_peer and before is None:
+        grants.check_granted(link, (OFFSETS_COPY,))
     if body.role is Role.FOLLOWER:
         rival = next(
             (

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from pydantic import Field, model_validator
 
 from isthmus_control.model import ResourceType
-from isthmus_plugins.capture.kafka_topic import client_settings
+from isthmus_plugins.capture.allowed import KafkaClient, NotAllowed, kafka_client
+from isthmus_plugins.capture.kafka_topic import ClientFileError
 from isthmus_plugins.capture.observed import ObservedConnections, ObservedLinks
 from isthmus_plugins.capture.recorder import Recorder
 from isthmus_plugins.hookspecs import hookimpl
@@ -42,14 +44,16 @@ class CaptureSettings(Settings):
     kafka_topic: str = ""
     """A topic that events are written to as well, as JSON; it must exist."""
     kafka_servers: str = ""
-    """host:port of brokers that have this topic, separated by commas: of this or any other cluster."""
+    """host:port of brokers that have this topic, separated by commas, of those that each proxy's configuration allows
+    (``[capture] servers_allowed``); empty: those that the client's file names."""
     kafka_client_file: str = ""
-    """On the machine of each proxy, a properties file with the security settings of a client of these brokers."""
+    """Below the directory that each proxy's configuration names (``[capture] files_directory``), a properties file with
+    bootstrap.servers and the security settings of a client of these brokers."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> CaptureSettings:
-        if bool(self.kafka_topic) != bool(self.kafka_servers):
-            raise ValueError("kafka_topic and kafka_servers belong together")
+        if bool(self.kafka_topic) != bool(self.kafka_servers or self.kafka_client_file):
+            raise ValueError("kafka_topic and its brokers belong together: kafka_servers, or a kafka_client_file")
         if not self.files and not self.kafka_topic:
             raise ValueError("nothing would be written: files is false, and there is no kafka_topic")
         return self
@@ -61,6 +65,27 @@ class Captured(Enabled):
     def __init__(self, plugin: CapturePlugin, scope: Scope) -> None:
         self._plugin = plugin
         self.scope = scope
+        self._client = KafkaClient("", "")
+        settings = scope.settings
+        if settings.kafka_topic:
+            allowed = scope.context.capture_allowed
+            try:
+                self._client = kafka_client(settings.kafka_servers, settings.kafka_client_file, allowed)
+            except (ClientFileError, NotAllowed) as error:
+                self.lacks = f"no events go to topic {settings.kafka_topic}: {error}"
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """What the writer is told."""
+        return {
+            **self.scope.settings.model_dump(),
+            "type": self.scope.type.value,
+            "prefix": self.scope.prefix,
+            "directory": self.directory,
+            "kafka_topic": self.scope.settings.kafka_topic if self.lacks is None else "",
+            "kafka_servers": self._client.servers,
+            "kafka_client_file": self._client.file,
+        }
 
     @property
     def directory(self) -> str:
@@ -104,7 +129,6 @@ class CapturePlugin(NamespacePlugin):
     def enabled(self, scope: Scope) -> Enabled:
         if scope.context.data_directory is None and scope.settings.files:
             raise ValueError("there is nowhere to write: set [data] directory in the proxy's configuration")
-        client_settings(scope.settings.kafka_client_file)
         return Captured(self, scope)
 
     async def add(self, captured: Captured) -> None:
@@ -135,17 +159,7 @@ class CapturePlugin(NamespacePlugin):
 
     def _configure(self) -> None:
         assert self._recorder is not None
-        self._recorder.configure(
-            [
-                {
-                    "type": each.scope.type.value,
-                    "prefix": each.scope.prefix,
-                    "directory": each.directory,
-                    **each.scope.settings.model_dump(),
-                }
-                for each in self._captured
-            ]
-        )
+        self._recorder.configure([each.wanted for each in self._captured])
 
     @hookimpl
     def isthmus_metrics(self) -> Iterable[Metric]:

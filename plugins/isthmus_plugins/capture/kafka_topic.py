@@ -33,7 +33,9 @@ RETRY_S: Final = 1.0
 CLOSE_S: Final = 5.0
 BATCH_BYTES: Final = 256 * 1024
 TYPES: Final = {REQUESTS: "request", LINKS: "link"}
+SERVERS: Final = "bootstrap_servers"
 _CLIENT_SETTINGS: Final = {
+    "bootstrap.servers": SERVERS,
     "security.protocol": "security_protocol",
     "sasl.mechanism": "sasl_mechanism",
     "sasl.username": "sasl_plain_username",
@@ -92,6 +94,7 @@ class KafkaTopic:
     """One topic. Its connections live in a thread of their own."""
 
     def __init__(self, servers: str, topic: str, client_file: str, proxy: str) -> None:
+        """``servers``: empty where the file names them."""
         self._servers = servers
         self._topic = topic
         self._client_file = client_file
@@ -150,13 +153,15 @@ class KafkaTopic:
                 await asyncio.sleep(RETRY_S)
 
     async def _write_for_ever(self) -> None:
+        client = client_settings(self._client_file)
+        if self._servers:
+            client[SERVERS] = self._servers
         producer = AIOKafkaProducer(
-            bootstrap_servers=self._servers,
             client_id=CLIENT_ID,
             enable_idempotence=True,
             compression_type="lz4",
             max_batch_size=BATCH_BYTES,
-            **client_settings(self._client_file),
+            **client,
         )
         try:
             await producer.start()

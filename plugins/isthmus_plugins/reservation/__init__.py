@@ -5,8 +5,8 @@ hold the proxies' topics.
 
 The fast path is one scan of a Produce request for its topics, and one set lookup for each. What the set does not hold
 is decided slowly: by name, with the topic's id resolved where a request has only that, and answered as a broker would,
-with a code that clients act on and a message that names the namespace and the reason. Requests that are refused in part
-go on without that part.
+with a code that clients act on and, for those who may know (``telling``), a message that names the namespace and the
+reason. Requests that are refused in part go on without that part.
 
 A proxy vouches for what it forwards only while its lease runs (ARCHITECTURE.md): without one it may have missed a
 reservation, and refuses every write until it has caught up, with a code that makes producers try again. The same goes
@@ -15,14 +15,15 @@ for what a command concerns that a newer proxy wrote and this one does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
-from isthmus_control.model import TOPIC_NAME_CHARS_MAX
-from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
+from isthmus_plugins.api import NEED_MORE, WITHOUT_RECORDS, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
@@ -30,11 +31,11 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.groups import GroupReservations
 from isthmus_plugins.reservation.internal import InternalTopics
 from isthmus_plugins.reservation.principals import PrincipalReservations
+from isthmus_plugins.reservation.telling import Refusals, Telling
 from isthmus_plugins.reservation.verdicts import (
     CAUSE,
     CAUSE_NO_LEASE,
     NO_LEASE_MESSAGE,
-    message,
     topic_of,
     unknown_ids,
 )
@@ -50,7 +51,7 @@ from isthmus_protocol.error_codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request, encode_request
-from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
+from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
@@ -96,6 +97,7 @@ class ReservationPlugin:
         self._internal = InternalTopics(context)
         self._groups = GroupReservations(context)
         self._principals = PrincipalReservations(context)
+        self._refusals = Refusals(context, self._without_lease)
         self._lookup: Lookup = context.control.state.lookup
         context.control.subscribe(self._control_changed)
 
@@ -116,9 +118,9 @@ class ReservationPlugin:
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
         return [
             RequestHook(ApiKey.PRODUCE, self.on_produce),
-            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
-            *(RequestHook(api, self.on_change, whole=True) for api in CODES if api is not ApiKey.PRODUCE),
-            RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, pure=True),
+            *(RequestHook(api, self.on_change, whole=True, pure=True) for api in CODES if api is not ApiKey.PRODUCE),
+            RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True, pure=True),
             *self._internal.hooks(),
             *self._groups.hooks(),
             *self._principals.hooks(),
@@ -145,12 +147,14 @@ class ReservationPlugin:
             request.leave = leave
         return None
 
-    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+    def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         for topic in topics:
             name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
             if name is None or self._lookup.topic_reservation(name) is not None:
-                return self.on_change(request) if request.whole else NEED_MORE
+                if request.whole:
+                    return self.on_change(request)
+                return WITHOUT_RECORDS if name is not None and len(topics) == 1 else NEED_MORE
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.clear()
         self._allowed.update(topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX)
@@ -166,7 +170,7 @@ class ReservationPlugin:
             NO_LEASE_MESSAGE,
         )
         head, payload = decode_request(request.frame)
-        return verdict_of(request, head, refuse(head, payload, lambda part: refusal), CAUSE_NO_LEASE)
+        return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE_NO_LEASE)
 
     # ---- everything else ----
 
@@ -194,8 +198,8 @@ class ReservationPlugin:
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
-        return self._decided(request, head, payload)
+            return await as_asked(request, self._without_lease, request)
+        return await as_asked(request, self._decided, request, head, payload)
 
     async def _created(
         self, request: Request, head: RequestHead, payload: RequestPayload, reserved: set[str]
@@ -210,21 +214,22 @@ class ReservationPlugin:
         except BrokerUnavailable as error:
             return Close(f"topics cannot be read: {error}")
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         existing |= {name for name, each in self._context.control.state.truncations.items() if each.withheld}
 
-        def decide(part: Part) -> Refusal | None:
+        def decide(part: Part) -> Refusal | Telling | None:
             refusal = self._decide(part)
             if refusal is None or part.topic not in existing:
                 return refusal
-            return Refusal(TOPIC_ALREADY_EXISTS, f"Topic '{part.topic}' already exists.")
+            words = f"Topic '{part.topic}' already exists."
+            return Telling(ResourceType.TOPIC, part.topic, TOPIC_ALREADY_EXISTS, words)
 
-        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
+        return await as_asked(request, self._refusals.verdict, request, head, payload, decide, CAUSE)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
-        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
+        return self._refusals.verdict(request, head, payload, self._decide, CAUSE)
 
-    def _decide(self, part: Part) -> Refusal | None:
+    def _decide(self, part: Part) -> Refusal | Telling | None:
         name = topic_of(self._context, part)
         if name is None:
             if part.api_key in _CONFIG_APIS and part.item.resource_type == RESOURCE_TYPE_GROUP:
@@ -237,7 +242,7 @@ class ReservationPlugin:
             return None
         api = ApiKey(part.api_key)
         code = NOT_KNOWN.get(api, CODES[api]) if reservation.beyond else CODES[api]
-        return Refusal(code, message(name, reservation))
+        return Telling.of(name, reservation, code)
 
     # ---- topics made by being asked for ----
 
@@ -274,10 +279,12 @@ class ReservationPlugin:
             return Close(f"topics cannot be read: {error}")
         missing = reserved - existing.keys()
 
-        def decide(part: Part) -> Refusal | None:
-            return Refusal(UNKNOWN_TOPIC_OR_PARTITION) if part.topic in missing else None
+        def decide(part: Part) -> Telling | None:
+            if part.topic not in missing:
+                return None
+            return Telling(ResourceType.TOPIC, part.topic, UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
 
-        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
+        return await as_asked(request, self._refusals.verdict, request, head, payload, decide, CAUSE)
 
     def on_streams_heartbeat(self, request: Request) -> Verdict:
         """Keep the coordinator of a streams group (KIP-1071) from making its topics in a reserved namespace."""
@@ -291,8 +298,8 @@ class ReservationPlugin:
         for name in made:
             reservation = self._lookup.topic_reservation(name)
             if reservation is not None:
-                refusal = Refusal(POLICY_VIOLATION, message(name, reservation))
-                return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE)
+                why = Telling.of(name, reservation, POLICY_VIOLATION)
+                return self._refusals.whole(request, head, payload, why, CAUSE)
         return None
 
 

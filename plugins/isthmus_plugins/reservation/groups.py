@@ -30,14 +30,15 @@ from typing import Any, Final
 from isthmus_control.lookup import Counterpart, Lookup, Reservation
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType
 from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.reservation.telling import Refusals, Telling
 from isthmus_plugins.reservation.verdicts import (
     CAUSE,
     CAUSE_NO_LEASE,
     NO_LEASE_MESSAGE,
-    message,
     topic_of,
     unknown_ids,
 )
@@ -51,7 +52,7 @@ from isthmus_protocol.error_codes import (
     UNKNOWN_TOPIC_ID,
 )
 from isthmus_protocol.messages import decode_request
-from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
+from isthmus_protocol.refusals import Part, Refusal, refuse_all
 from isthmus_protocol.schema import ApiKey
 
 log = logging.getLogger("isthmus_plugins.reservation")
@@ -86,12 +87,13 @@ class GroupReservations:
         self._context = context
         self._lookup: Lookup = context.control.state.lookup
         self._logged: set[tuple[int, str]] = set()
+        self._refusals = Refusals(context, self._without_lease)
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            *(RequestHook(api, self.on_commit, whole=True) for api in COMMITS),
-            *(RequestHook(api, self.on_join, whole=True) for api in MAKES_GROUP),
-            *(RequestHook(api, self.on_delete, whole=True) for api in DELETIONS),
+            *(RequestHook(api, self.on_commit, whole=True, pure=True) for api in COMMITS),
+            *(RequestHook(api, self.on_join, whole=True, pure=True) for api in MAKES_GROUP),
+            *(RequestHook(api, self.on_delete, whole=True, pure=True) for api in DELETIONS),
         ]
 
     def reservations_changed(self, lookup: Lookup) -> None:
@@ -111,7 +113,7 @@ class GroupReservations:
         group = _group_of(request)
         unknown_here = self._lookup.beyond(_GROUP, group)
         if unknown_here is not None:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, message(group, unknown_here), CAUSE)
+            return self._told(request, Telling.of(group, unknown_here, COORDINATOR_LOAD_IN_PROGRESS))
         following = self._lookup.following(_GROUP, group)
         if following is None:
             reserved = self._lookup.reservation(_GROUP, group) is not None
@@ -125,25 +127,31 @@ class GroupReservations:
         try:
             await self._context.topic_names(unknown)
         except BrokerUnavailable as error:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+            return await as_asked(request, _refused_whole, request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         following = self._lookup.following(_GROUP, group)
-        return None if following is None else self._replicated(request, following)
+        return None if following is None else await as_asked(request, self._replicated, request, following)
 
     def _replicated(self, request: Request, group: Counterpart) -> Verdict:
-        """Refuse what a request changes of the committed offsets that the link keeps."""
-        head, payload = decode_request(request.frame)
-        code = POLICY_VIOLATION if request.api_key in DELETIONS else TOPIC_AUTHORIZATION_FAILED
+        """Refuse what a request changes of the committed offsets that the link keeps.
 
-        def decide(part: Part) -> Refusal | None:
+        Commits with what a broker answers who may not describe the topic, so that nothing is told by it.
+        """
+        head, payload = decode_request(request.frame)
+
+        def decide(part: Part) -> Refusal | Telling | None:
             topic = topic_of(self._context, part)
             if topic is None:
                 return Refusal(UNKNOWN_TOPIC_ID)
             source = self._lookup.following(ResourceType.TOPIC, topic)
-            return Refusal(code) if source is not None and source.link.name == group.link.name else None
+            if source is None or source.link.name != group.link.name:
+                return None
+            if request.api_key not in DELETIONS:
+                return Refusal(TOPIC_AUTHORIZATION_FAILED)
+            return Telling(ResourceType.TOPIC, topic, POLICY_VIOLATION, f"it follows over link {group.link.name}")
 
-        verdict = verdict_of(request, head, refuse(head, payload, decide), CAUSE_REPLICATED)
+        verdict = self._refusals.verdict(request, head, payload, decide, CAUSE_REPLICATED)
         if verdict is not None:
             self._log_once(request, group.local_name, group.mapping.local_prefix, group.link.name)
         return verdict
@@ -170,20 +178,21 @@ class GroupReservations:
         try:
             exists = await self._context.cluster.group_exists(group)
         except BrokerUnavailable as error:
-            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+            return await as_asked(request, _refused_whole, request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
         except KafkaRefused as error:
             why = f"the proxy may not see whether group {group} exists: {error}"
             log.warning("group not described", extra={"group": group, "error": str(error)})
-            return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
+            return await as_asked(request, _refused_whole, request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
         if exists:
             return None
         if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
+            return await as_asked(request, self._without_lease, request)
         reservation = self._reserved_here(group)
         if reservation is None:
             return None
         self._log_once(request, group, reservation.prefix, None)
-        return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE)
+        telling = Telling.of(group, reservation, GROUP_AUTHORIZATION_FAILED)
+        return await as_asked(request, self._told, request, telling)
 
     def _reserved_here(self, group: str) -> Reservation | None:
         """The reservation of a group that follows nothing."""
@@ -203,7 +212,7 @@ class GroupReservations:
             return None
         if request.api_key == ApiKey.DELETE_GROUPS:
             head, payload = decode_request(request.frame)
-            return verdict_of(request, head, refuse(head, payload, partial(self._undeletable, request)), CAUSE)
+            return self._refusals.verdict(request, head, payload, partial(self._undeletable, request), CAUSE)
         if internal and _is_internal(request):
             return _refused_internal(request)
         group = _group_of(request)
@@ -215,9 +224,9 @@ class GroupReservations:
         if reservation is None:
             return None
         self._log_once(request, group, reservation.prefix, None)
-        return _refused_whole(request, POLICY_VIOLATION, message(group, reservation), CAUSE)
+        return self._told(request, Telling.of(group, reservation, POLICY_VIOLATION))
 
-    def _undeletable(self, request: Request, part: Part) -> Refusal | None:
+    def _undeletable(self, request: Request, part: Part) -> Refusal | Telling | None:
         group = str(part.item)
         if group.startswith(INTERNAL_PREFIX):
             return Refusal(POLICY_VIOLATION, INTERNAL_MESSAGE)
@@ -225,16 +234,20 @@ class GroupReservations:
         if reservation is None:
             return None
         self._log_once(request, group, reservation.prefix, reservation.link)
-        return Refusal(POLICY_VIOLATION, message(group, reservation))
+        return Telling.of(group, reservation, POLICY_VIOLATION)
 
-    def unalterable(self, group: str) -> Refusal | None:
+    def unalterable(self, group: str) -> Refusal | Telling | None:
         """Why the group's configuration may not be changed, None if it may."""
         if group.startswith(INTERNAL_PREFIX):
             return Refusal(POLICY_VIOLATION, INTERNAL_MESSAGE)
         reservation = self._lookup.reservation(_GROUP, group)
-        return None if reservation is None else Refusal(POLICY_VIOLATION, message(group, reservation))
+        return None if reservation is None else Telling.of(group, reservation, POLICY_VIOLATION)
 
     # ---- all of them ----
+
+    def _told(self, request: Request, why: Telling) -> Verdict:
+        head, payload = decode_request(request.frame)
+        return self._refusals.whole(request, head, payload, why, CAUSE)
 
     def _without_lease(self, request: Request) -> Verdict:
         return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, NO_LEASE_MESSAGE, CAUSE_NO_LEASE)

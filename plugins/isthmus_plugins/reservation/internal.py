@@ -41,10 +41,10 @@ class InternalTopics:
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.SHARE_FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.ALTER_PARTITION_REASSIGNMENTS, self.on_move, whole=True),
-            RequestHook(ApiKey.ELECT_LEADERS, self.on_move, whole=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.SHARE_FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.ALTER_PARTITION_REASSIGNMENTS, self.on_move, whole=True, pure=True),
+            RequestHook(ApiKey.ELECT_LEADERS, self.on_move, whole=True, pure=True),
             *self._untold.hooks(),
         ]
 

@@ -43,9 +43,10 @@ class OwnedPartitions:
             return request.frame
         group, member_id, epoch, (start, end) = peeks.group_member(request.version, request.frame)
         member = (request.version, group, member_id)
-        if member not in self._untold or epoch < _STAYS or request.frame[start:end] != _NOTHING_SAID:
+        said = self._said.get(member) if member in self._untold else None
+        if said is None or epoch < _STAYS or request.frame[start:end] != _NOTHING_SAID:
             return request.frame
-        return edited_frame(request.frame, [(start, end, self._said[member])])
+        return edited_frame(request.frame, [(start, end, said)])
 
     def answered(self, version: int, asked: bytes, answer: bytes, untold: bool) -> None:
         """A coordinator has answered a heartbeat. ``untold``: the member is not told of a topic in that."""

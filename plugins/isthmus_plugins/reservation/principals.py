@@ -27,9 +27,11 @@ from isthmus_control.acls import AclBinding, AclFilter
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked, as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.reservation.telling import Refusals, Telling
 from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol.bodies import error_code
@@ -42,7 +44,7 @@ from isthmus_protocol.messages import (
     encode_request,
     encode_response,
 )
-from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
+from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse_all
 from isthmus_protocol.schema import ApiKey
 
 CHANGES: Final = (
@@ -56,6 +58,8 @@ USER: Final = "User"
 """Principal type of what authenticates with a name."""
 QUOTA_USER: Final = "user"
 """Entity type of a quota that is about a user."""
+UNNAMED_MAX: Final = 100
+"""Filters of one request that name no principal: the brokers are asked what each matches."""
 NAMED_MAX: Final = 3
 """Bindings that a message names."""
 
@@ -66,9 +70,10 @@ class PrincipalReservations:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._lookup: Lookup = context.control.state.lookup
+        self._refusals = Refusals(context, self._without_lease)
 
     def hooks(self) -> Sequence[RequestHook]:
-        return [RequestHook(api, self.on_change, whole=True) for api in CHANGES]
+        return [RequestHook(api, self.on_change, whole=True, pure=True) for api in CHANGES]
 
     def reservations_changed(self, lookup: Lookup) -> None:
         self._lookup = lookup
@@ -82,13 +87,13 @@ class PrincipalReservations:
         head, payload = decode_request(request.frame)
         if request.api_key == ApiKey.DELETE_ACLS:
             return Hold(self._deletion(request, head, payload))
-        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
+        return self._refusals.verdict(request, head, payload, self._decide, CAUSE)
 
-    def _decide(self, part: Part) -> Refusal | None:
+    def _decide(self, part: Part) -> Telling | None:
         for principal in _principals(part):
-            refusal = self._reserved(principal)
-            if refusal is not None:
-                return refusal
+            reservation = self._lookup.reservation(ResourceType.PRINCIPAL, principal)
+            if reservation is not None:
+                return Telling.of(principal, reservation, POLICY_VIOLATION)
         return None
 
     def _reserved(self, principal: str) -> Refusal | None:
@@ -97,31 +102,39 @@ class PrincipalReservations:
 
     async def _deletion(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
         """Decide about filters by what they match now."""
+        refusals, unnamed = await as_asked(request, self._by_their_principals, head, payload)
+        for index, matched in unnamed.items():
+            try:
+                refusals[index] = self._matching(await self._context.cluster.acls(matched))
+            except BrokerUnavailable as error:
+                refusals[index] = Refusal(NOT_ENOUGH_REPLICAS, f"what the filter matches cannot be read now: {error}")
+            except KafkaRefused as error:
+                # Without an authorizer there is nothing to delete, which the broker says itself.
+                why = f"the proxy may not see whether the filter matches principals of reserved namespaces: {error}"
+                refusals[index] = None if error.error_code == SECURITY_DISABLED else Refusal(POLICY_VIOLATION, why)
+        if monotonic() > self._context.lease_deadline:
+            return await as_asked(request, self._without_lease, request)
+        if not any(refusals):
+            return None
+        return await as_asked(request, _without, request, head, payload, refusals)
+
+    def _by_their_principals(
+        self, head: RequestHead, payload: RequestPayload
+    ) -> tuple[list[Refusal | None], dict[int, AclFilter]]:
+        """What filters are refused that name a principal, in their places, and those that name none."""
         refusals: list[Refusal | None] = []
+        unnamed: dict[int, AclFilter] = {}
         for part in parts_of(head, payload):
             matched = _filter(part.item)
             if matched.principal is not None:
                 refusals.append(self._reserved(matched.principal))
-                continue
-            try:
-                refusals.append(self._matching(await self._context.cluster.acls(matched)))
-            except BrokerUnavailable as error:
-                refusals.append(Refusal(NOT_ENOUGH_REPLICAS, f"what the filter matches cannot be read now: {error}"))
-            except KafkaRefused as error:
-                # Without an authorizer there is nothing to delete, which the broker says itself.
-                why = f"the proxy may not see whether the filter matches principals of reserved namespaces: {error}"
-                refusals.append(None if error.error_code == SECURITY_DISABLED else Refusal(POLICY_VIOLATION, why))
-        if monotonic() > self._context.lease_deadline:
-            return self._without_lease(request)
-        if not any(refusals):
-            return None
-        asked: Any = payload
-        filters = tuple(
-            each if refusal is None else replace(each, principal_filter=f"{USER}:{uuid4()}")
-            for each, refusal in zip(asked.filters, refusals, strict=True)
-        )
-        frame = encode_request(replace(asked, filters=filters), request.correlation_id, head.client_id)
-        return Replace(frame, partial(_refused_filters, request.version, refusals), CAUSE)
+            elif len(unnamed) < UNNAMED_MAX:
+                unnamed[len(refusals)] = matched
+                refusals.append(None)
+            else:
+                why = f"more than {UNNAMED_MAX} filters without a principal: delete them in several requests"
+                refusals.append(Refusal(POLICY_VIOLATION, why))
+        return refusals, unnamed
 
     def _matching(self, bindings: frozenset[AclBinding]) -> Refusal | None:
         """Why bindings that a filter matches may not be deleted, all of them."""
@@ -136,6 +149,20 @@ class PrincipalReservations:
         head, payload = decode_request(request.frame)
         refused = refuse_all(head, payload, Refusal(NOT_ENOUGH_REPLICAS, NO_LEASE_MESSAGE))
         return verdict_of(request, head, refused, CAUSE_NO_LEASE)
+
+
+def _without(
+    request: Request, head: RequestHead, payload: RequestPayload, refusals: Sequence[Refusal | None]
+) -> Verdict:
+    """What becomes of a deletion of which some filters are refused: in their place stand some that match nothing."""
+    asked: Any = payload
+    filters = tuple(
+        each if refusal is None else replace(each, principal_filter=f"{USER}:{uuid4()}")
+        for each, refusal in zip(asked.filters, refusals, strict=True)
+    )
+    frame = encode_request(replace(asked, filters=filters), request.correlation_id, head.client_id)
+    refused = partial(_refused_filters, request.version, refusals)
+    return Replace(frame, answered_as_asked(request, refused), CAUSE)
 
 
 def _refused_filters(version: int, refusals: Sequence[Refusal | None], frame: bytes) -> bytes:

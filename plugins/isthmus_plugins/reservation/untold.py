@@ -33,6 +33,7 @@ from uuid import UUID
 
 from isthmus_control.model import INTERNAL_PREFIX
 from isthmus_plugins.api import Gate, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_by_size
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.owned_partitions import OwnedPartitions
@@ -77,10 +78,10 @@ class Untold:
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_page, whole=True),
-            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
-            *(RequestHook(api, self.on_heartbeat, whole=True) for api in ASSIGNING),
-            *(RequestHook(api, self.on_question, whole=True) for api in TELLING),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_page, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True, pure=True),
+            *(RequestHook(api, self.on_heartbeat, whole=True, pure=True) for api in ASSIGNING),
+            *(RequestHook(api, self.on_question, whole=True, pure=True) for api in TELLING),
         ]
 
     def is_ours(self, topic_id: bytes) -> bool:
@@ -148,10 +149,10 @@ class Untold:
             return
         gate.open(self._assigned_theirs(api_key, version, asked, frame))
 
-    def _without(self, api_key: int, version: int, frame: bytes) -> bytes:
+    def _without(self, api_key: int, version: int, frame: bytes) -> bytes | Gate:
         if _PREFIX not in frame and not any(each in frame for each in self._context.internal_topic_ids):
             return frame
-        return self._pruned_frame(api_key, version, frame)
+        return answered_by_size(partial(self._pruned_frame, api_key, version), frame)
 
     def _pruned_frame(self, api_key: int, version: int, frame: bytes) -> bytes:
         correlation_id, answered = decode_response(api_key, version, frame)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from isthmus.admin import audit_routes, control_routes, plugin_routes, problems, views
+from isthmus.admin import audit_routes, control_routes, grant_routes, plugin_routes, problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.models import (
     AlterNamespaceRequest,
@@ -58,6 +58,7 @@ from isthmus_plugins.links import (
     OffsetsView,
     OperationError,
     Promote,
+    SecretRotated,
     SetMode,
     TopicDecision,
     TruncationStatus,
@@ -124,6 +125,7 @@ def create_app(services: AdminServices, operations: Operations | None = None) ->
     plugin_routes.install(app, services)
     control_routes.install(app, services)
     audit_routes.install(app, services)
+    grant_routes.install(app, lambda: _operations(services))
     _links(app, services, operations or Operations(services.supervision))
     _state(app, services)
     return app
@@ -340,6 +342,12 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     async def acknowledge(name: str) -> Acknowledged:
         """Ends the telling of `source_losses`, on both sides. What is held stays so until it is decided."""
         return await _operations(services).acknowledge(name)
+
+    @app.post("/v1/links/{name}/rotate-secret", tags=["links"], summary="Give both sides of a link a new secret")
+    async def rotate_secret(name: str) -> SecretRotated:
+        """Nothing is disconnected. One that was interrupted is gone on with: the old secret counts until both sides
+        have the new one."""
+        return await _operations(services).rotate_secret(name)
 
     @app.post("/v1/links/{name}/verify", tags=["links"], summary="Compare both sides of a link", status_code=202)
     async def verify(name: str, response: Response) -> OperationView:

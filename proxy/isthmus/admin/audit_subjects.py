@@ -1,4 +1,4 @@
-"""What a change is about, and how that looks: a namespace, a link, a topic, or the control log itself."""
+"""What a change is about, and how that looks: a namespace, a link, tokens, a topic, or the control log itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Subject(NamedTuple):
     """Something by its kind and name."""
 
     kind: str
-    """``namespaces``, ``links``, ``topics`` or ``control``, as in paths."""
+    """``namespaces``, ``links``, ``link-tokens``, ``topics`` or ``control``, as in paths."""
     type: str
     """Of a namespace; else empty."""
     name: str
@@ -31,6 +31,11 @@ class Subject(NamedTuple):
                 return None
             reason = None if topic.reason is None else topic.reason.code
             return {"link": topic.link, "state": topic.state.value, "reason": reason, "topic_id": topic.topic_id}
+        if self.kind == "link-tokens":
+            return {
+                token_id: {"may": [str(each) for each in token.grants], "expires_ms": token.expires_ms}
+                for token_id, token in sorted(state.link_tokens.items())
+            }
         return {"level": state.level, "key_id": state.key_id or None}
 
 
@@ -44,7 +49,7 @@ def subject_of(path: str, asked: Mapping[str, Any]) -> Subject | None:
         return Subject(kind, type_, str(asked.get("prefix", "")))
     if kind in ("links", "topics"):
         return Subject(kind, "", named or str(asked.get("link_name", "")))
-    return Subject(kind, "", "") if kind == "control" else None
+    return Subject(kind, "", "") if kind in ("control", "link-tokens") else None
 
 
 def _namespace(state: ControlState, type_: str, prefix: str) -> Mapping[str, Any] | None:
@@ -69,8 +74,11 @@ def _link(link: Link) -> Mapping[str, Any]:
         "link_id": link.link_id,
         "remote_cluster_id": link.remote_cluster_id,
         "mode": link.mode.value,
+        "sealed": [{"id": each or None, "key_id": sealed.key_id or None} for each, sealed in link.secrets.items()],
         "mappings": [_mapping(each) for each in link.mappings],
         "offsets_topics": [_mapping(each) for each in link.offsets_topics],
+        "grants": [str(each) for each in link.grants],
+        "waiting": [each.local_prefix for each in link.waiting],
         "config": {name: each.value for name, each in sorted(link.settings.config.items()) if each.value is not None},
     }
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from isthmus.admin import problems
 from isthmus.admin.control import append, control_of
-from isthmus.admin.models import ControlExportView, ControlUpgradeRequest, ControlUpgradeView, ControlView
+from isthmus.admin.models import ControlExportView, ControlUpgradeRequest, ControlUpgradeView, ControlView, SealedSecret
 from isthmus.admin.services import AdminServices
 from isthmus.control_export import write_export
 from isthmus_control.apply import apply
@@ -37,6 +37,12 @@ def install(app: FastAPI, services: AdminServices) -> None:
             own_key_id=own or None,
             without_key=[lease.name for lease in without_key(state, own)] if own else [],
             unsigned_records=control.unsigned.count,
+            own_sealing_key_id=services.sealing_key_id or None,
+            secrets=[
+                SealedSecret(link_name=link.name, secret_id=secret_id or None, key_id=sealed.key_id or None)
+                for _, link in sorted(state.links.items())
+                for secret_id, sealed in link.secrets.items()
+            ],
             not_understood=[each.message for each in state.beyond],
         )
 

@@ -333,6 +333,16 @@ class StatusView(_Model):
 # --- the control log
 
 
+class SealedSecret(_Model):
+    """A secret of a link, as it stands in the control log."""
+
+    link_name: str
+    secret_id: str | None
+    """Of the rotation that made it; None: it is the one that the link was created with."""
+    key_id: str | None = Field(examples=["ab12cd34"])
+    """The id of the key that it is sealed with; None: it is not sealed."""
+
+
 class ControlView(_Model):
     """The control log, as this proxy has it."""
 
@@ -352,6 +362,10 @@ class ControlView(_Model):
     """Proxies with a lease that do not have that key."""
     unsigned_records: int = 0
     """Records that did not count since they were not written with the control key, as far as this proxy has read."""
+    own_sealing_key_id: str | None = Field(default=None, examples=["ab12cd34"])
+    """The id of the key that this proxy seals secrets with, which is derived in another way; None: it has none."""
+    secrets: list[SealedSecret] = []
+    """The secrets of links."""
     not_understood: list[str] = []
     """What newer proxies wrote that this one does not know: it leaves alone what that concerns."""
 

@@ -93,6 +93,12 @@ class AdminServer:
             await self._tasks.close()
             self._serving.result()
 
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Have who comes from now on served with this."""
+        self._tls = tls
+        if self._server is not None:
+            self._server.use_tls(tls)
+
     async def stop(self) -> None:
         """Answer what is being answered, then close. Operations are cancelled first: nobody could ask for them."""
         await self._operations.close()
@@ -237,6 +243,10 @@ class _Server(uvicorn.Server):
     @property
     def port(self) -> int:
         return self._tcp.port
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Have who comes to the address from now on served with this."""
+        self._tcp.tls = tls
 
     async def bind(self) -> None:
         """Bind all addresses. Raises OSError."""

@@ -77,6 +77,8 @@ class AdminServices:
     supervision: Supervision
     version: str = "0"
     data_directory: Path | None = None
+    sealing_key_id: str = ""
+    """Of the key that secrets of links are sealed with; empty: there is none."""
     audit: AuditPort | None = None
     """None: the log alone has them."""
     control: ControlLogPort | None = None

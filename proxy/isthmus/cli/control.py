@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from isthmus.config import ProxyConfig
     from isthmus.control_repair import ControlRepair, Plan
     from isthmus_control.exports import Export
-    from isthmus_control.sealing import Secret
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -128,7 +127,7 @@ def _with_export(
     file: Path, config: Path, dry_run: bool, accept_loss: bool, output: Output, allowed: Callable[[Plan], bool]
 ) -> None:
     loaded = _loaded(config, output)
-    export = _read(file, loaded.cluster.control_key, output)
+    export = _read(file, loaded, output)
 
     async def work(control: ControlRepair) -> dict[str, Any]:
         known = await control.known()
@@ -160,11 +159,11 @@ def _loaded(config: Path, output: Output) -> ProxyConfig:
         raise CliError("INVALID_CONFIG", str(error), Exit.FAILED, output) from None
 
 
-def _read(file: Path, control_key: Secret | None, output: Output) -> Export:
+def _read(file: Path, config: ProxyConfig, output: Output) -> Export:
     from isthmus_control.exports import MalformedExport, decode
 
     try:
-        return decode(file.read_bytes(), control_key)
+        return decode(file.read_bytes(), config.cluster.control_key, config.cluster.other_control_keys)
     except OSError as error:
         raise CliError("FILE", f"{file} cannot be read: {error.strerror}", Exit.USAGE, output) from None
     except MalformedExport as error:
@@ -214,9 +213,14 @@ def _on_cluster(
     from isthmus_control.signing import Signer
 
     async def run() -> dict[str, Any]:
-        servers, key = [str(server) for server in config.cluster.bootstrap_servers], config.cluster.control_key
+        cluster = config.cluster
+        servers, key = [str(server) for server in cluster.bootstrap_servers], cluster.control_key
         async with ClusterClient(servers, config.cluster.security) as client:
-            signer = None if key is None or client.cluster_id is None else Signer(key, client.cluster_id)
+            signer = (
+                None
+                if key is None or client.cluster_id is None
+                else Signer(key, client.cluster_id, cluster.other_control_keys)
+            )
             return await work(ControlRepair(client, places_of(config.data.directory, client), signer))
 
     try:

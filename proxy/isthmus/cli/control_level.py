@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.client import Admin, UrlOption
-from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example, fields, show
+from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
 
 app = typer.Typer()
 """Their commands, which ``isthmus control`` has beside its own."""
@@ -50,9 +50,19 @@ def _described(control: dict[str, Any]) -> Iterator[str]:
             ("this proxy's control key", control["own_key_id"] or "none"),
             ("proxies that do not have that", control["without_key"]),
             ("records that were not signed", control["unsigned_records"]),
+            ("this proxy seals secrets with key", control["own_sealing_key_id"] or "none: they are not sealed"),
             ("offset", control["offset"]),
         ]
     )
+    if control["secrets"]:
+        yield ""
+        yield from columns(
+            ("LINK", "SECRET", "SEALED_WITH_KEY"),
+            (
+                (each["link_name"], each["secret_id"] or "as created", each["key_id"] or "none")
+                for each in control["secrets"]
+            ),
+        )
     yield from (f"not understood: {each}" for each in control["not_understood"])
 
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from isthmus.cli import grants
 from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.failover_lines import failed_over, heard, left_out_of, moment, of_topics
+from isthmus.cli.grants import BrokerSettingsOption, MayOption, waiting_lines
 from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.namespace import TypeOption
 from isthmus.cli.operation import follow
@@ -37,11 +39,13 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Links between clusters, and the pairs of namespaces attached to them.",
     epilog=example(
-        "isthmus link create a-to-b --remote 127.0.0.1:29292",
+        "isthmus link create a-to-b --remote 127.0.0.1:29292 --token-file b.token",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
     )
     + EXIT_CODES,
 )
+
+app.add_typer(grants.app)
 
 NameArgument = Annotated[str, typer.Argument(help="The link's name.")]
 LocalOption = Annotated[str, typer.Option("--local", help='Prefix of the local namespace; "" is the empty one.')]
@@ -85,6 +89,7 @@ LocalOnlyOption = Annotated[
 @app.command(
     epilog=example(
         "isthmus link create a-to-b --remote 127.0.0.1:29292 --token-file b.token",
+        "isthmus link create a-to-b --remote 127.0.0.1:29292 --token-file b.token --may follow:orders-,lead:orders-",
         "isthmus link create a-to-b --remote 127.0.0.1:29292 --offsets-topic redacted --offsets-group 'app-*'",
     )
     + EXIT_CODES
@@ -94,20 +99,31 @@ def create(
     remote: Annotated[str, typer.Option("--remote", help="host:port of a link listener of the other cluster.")],
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", help="File with the other cluster's enrolment token; - is standard input."),
+        typer.Option(
+            "--token-file",
+            help="File with what `isthmus link token create` printed at the other cluster; - is standard input.",
+        ),
     ] = None,
+    may: MayOption = None,
+    broker_settings: BrokerSettingsOption = False,
     offsets_topic: OffsetsTopicOption = "off",
     offsets_group: OffsetsGroupOption = None,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create a link, both ends of it: here and at the cluster whose link listener --remote is."""
+    """Create a link, both ends of it: here and at the cluster whose link listener --remote is.
+
+    The token says what this cluster may have attached there, --may and --broker-settings what that one may here.
+    """
     body: dict[str, Any] = {
         "link_name": name,
         "remote": remote,
         "offsets_topic": offsets_topic,
         "offsets_groups": offsets_group or [],
     }
+    may_here = grants.grants_of(may, broker_settings, output)
+    if may_here:  # versions before it take no such field
+        body["may"] = may_here
     if token_file is not None:
         body["token"] = _token(token_file, output)
     with Admin(url, output) as admin:
@@ -297,7 +313,11 @@ def attach(
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Attach a pair of namespaces to a link; the follower becomes reserved."""
+    """Attach a pair of namespaces to a link; the follower becomes reserved.
+
+    What the other cluster has not granted waits until its operator does (`isthmus link grant` there), and is attached
+    by itself then; `isthmus link describe` shows it, `isthmus link detach` ends that.
+    """
     body = {
         "local": local,
         "remote": remote,
@@ -417,6 +437,22 @@ def acknowledge(name: NameArgument, url: UrlOption = None, output: OutputOption 
     with Admin(url, output) as admin:
         result = admin.post(f"/v1/links/{_path(name)}/acknowledge")
         show(result, output, lambda done: [f"{done['acknowledged']} losses of link {done['link_name']} acknowledged"])
+
+
+@app.command(epilog=example("isthmus link rotate-secret a-to-b") + EXIT_CODES)
+def rotate_secret(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Give both sides of a link a new secret while it runs.
+
+    Nothing is disconnected. Whatever is killed in between, the link goes on: the old secret counts until both sides
+    have the new one. Run it again then, at either side, to have it ended.
+    """
+    with Admin(url, output) as admin:
+        result = admin.post(f"/v1/links/{_path(name)}/rotate-secret")
+        show(
+            result,
+            output,
+            lambda done: [f"link {done['link_name']} has a new secret at both sides ({done['secret_id']})"],
+        )
 
 
 @app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
@@ -627,6 +663,8 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("remote cluster", link["remote_cluster_id"]),
             ("remote", link["remote"]),
             ("peer heard", heard(link)),
+            ("encryption", link["encryption"]),
+            *([("secret", "is being rotated: isthmus link rotate-secret ends it")] if link["secret_rotating"] else []),
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),
@@ -637,6 +675,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             *(("warning", text) for text in (*link["group_warnings"], *link["settings_kept"])),
         ]
     )
+    yield from waiting_lines(link.get("waiting", []))
     yield from loss_lines([link])
     yield from left_out_lines(link["left_out"], link["left_out_more"])
     for acls in link["acls"]:
@@ -682,6 +721,10 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield from missing
     yield from of_topics(report)
     yield from left_out_of(report)
+    if lacking := dict.fromkeys(grant for each in report["namespaces"] for grant in each["missing_grants"]):
+        yield ""
+        yield f"before the other cluster can follow these in turn, its operator grants {', '.join(lacking)}"
+        yield f"there: isthmus link grant {report['link_name']} --may {','.join(lacking)}"
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
@@ -711,6 +754,12 @@ def _of_groups(groups: list[str]) -> str:
 def _attached(result: dict[str, Any]) -> Iterator[str]:
     verb = "would be attached" if result["dry_run"] else "attached"
     local, remote = prefix_cell(result["local"]), prefix_cell(result["remote"])
+    lacking = result.get("missing_grants")  # versions before it have no such field
+    if lacking:
+        waits = "would wait" if result["dry_run"] else "waits"
+        yield f"{local} ({result['role']}) {waits}: the other cluster has not granted {', '.join(lacking)}"
+        yield "its operator does that by isthmus link grant, and sees what waits in isthmus link grants"
+        return
     yield f"{local} ({result['role']}) {verb} to {result['link_name']}, remote {remote}"
     verification = result["transaction_verification"]
     if verification and verification["message"]:

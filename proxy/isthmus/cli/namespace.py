@@ -73,7 +73,10 @@ ConfirmOption = Annotated[
         help="Of several synchronous links, acks wait for so many of these, and for each other one.",
     ),
 ]
-ReasonOption = Annotated[str | None, typer.Option("--reason", help="Told to clients whose writes are refused.")]
+ReasonOption = Annotated[
+    str | None,
+    typer.Option("--reason", help="Told to clients that are refused and may describe it."),
+]
 
 
 @app.command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from isthmus.admin_requests import OPERATION_WAIT_S
 from isthmus.cli.client import Admin
 from isthmus.cli.output import Output, shows_progress
 
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 REDRAW_S: Final = 0.5
-WAIT_S: Final = 20.0
-"""How long the proxy may wait for the end before it answers, when nobody looks at the progress."""
 
 
 def follow(admin: Admin, operation: dict[str, Any], what: str, output: Output, cancel: bool) -> dict[str, Any]:
@@ -38,11 +37,10 @@ def _followed(admin: Admin, operation: dict[str, Any], what: str, output: Output
     looked_at = shows_progress(output)
     with _progress() if looked_at else nullcontext() as progress:
         bar = progress.add_task(what, total=None) if progress else None
-        while operation["state"] == "running":
-            operation = admin.get(f"/v1/operations/{operation['id']}", wait_s=REDRAW_S if looked_at else WAIT_S)
+        for last in admin.progress(operation, REDRAW_S if looked_at else OPERATION_WAIT_S):
             if progress is not None and bar is not None:
-                progress.update(bar, completed=operation["done"], total=operation["total"])
-    return operation
+                progress.update(bar, completed=last["done"], total=last["total"])
+    return last
 
 
 def _progress() -> Progress:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.client import Admin, UrlOption
+from isthmus.cli.grants import waiting_lines
 from isthmus.cli.link import group_lines, link_lines, loss_lines, partition_lines
 from isthmus.cli.namespace import namespace_lines
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
@@ -89,6 +90,8 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
     if status["links"]:
         yield ""
         yield from link_lines(status["links"])
+        for link in status["links"]:
+            yield from waiting_lines(link.get("waiting", []), link["link_name"])
         yield from loss_lines(status["links"])
         partitions = [each for link in status["links"] for each in link["partitions"]]
         if partitions:

@@ -8,6 +8,7 @@ a deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import ssl
@@ -170,7 +171,8 @@ class ClusterConnections:
         self._joining: WeakKeyDictionary[BrokerConnection, dict[tuple[object, ...], JoinedRequests[Any, Any, Any]]] = (
             WeakKeyDictionary()
         )
-        self._tls_context: ssl.SSLContext | None = None
+        self.tls_context: ssl.SSLContext | None = None
+        """Of connections to come; None: it is made of the files when the next one is."""
         self._retiring: set[BrokerConnection] = set()
         self.throttled_s: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By a broker's address and API: for how long quotas kept this client waiting, since the start."""
@@ -405,19 +407,18 @@ class ClusterConnections:
             if self._closed:
                 raise ConnectionLost("this client is closed")
             try:
-                if self._tls_context is None:
-                    self._tls_context = self.security.tls_context()
+                if self.tls_context is None:
+                    self.tls_context = self.security.tls_context()
                 slot.connection = await BrokerConnection.connect(
                     host,
                     port,
                     self.security,
                     client_id=self.client_id,
                     timeout=self._connect_timeout_s,
-                    tls_context=self._tls_context,
+                    tls_context=self.tls_context,
                 )
             except (PeerFault, ConfigurationError) as error:
-                # The files may have been renewed since they were read.
-                self._tls_context = None
+                self._read_tls_again()
                 slot.not_before = loop.time() + slot.backoff.next_s()
                 if isinstance(error, ConfigurationError) and self._started:
                     # It was right when this began: a file is being replaced, or there are no descriptors left.
@@ -451,6 +452,11 @@ class ClusterConnections:
             return False
         now = asyncio.get_running_loop().time()
         return connection.expires_at is None or now < connection.expires_at - EXPIRY_MARGIN_S
+
+    def _read_tls_again(self) -> None:
+        """The files may have been renewed. Those that cannot be used as they are now leave what was read before."""
+        with contextlib.suppress(ConfigurationError):
+            self.tls_context = self.security.tls_context()
 
     def _retire(self, connection: BrokerConnection) -> None:
         """Let a connection whose authentication ends answer what is under way; the broker closes it then."""

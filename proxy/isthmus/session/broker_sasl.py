@@ -46,7 +46,7 @@ class BrokerSasl:
     def __init__(self, security: SecuritySpec, tls: ssl.SSLContext | None, supervision: Supervision) -> None:
         """``security`` and ``tls`` are those of sessions' connections to brokers."""
         self._security = security
-        self._tls = tls
+        self.tls = tls
         self._listeners: dict[Endpoint, _Listener] = {}
         self._tasks = Tasks("broker-sasl", supervision)
 
@@ -118,7 +118,7 @@ class BrokerSasl:
         """Ask on a new connection, and return when that is of no more use. Raises PeerFault: there was no answer."""
         lost = asyncio.Event()
         connection = await BrokerConnection.connect(
-            target.host, target.port, self._security, timeout=ANSWER_S, tls_context=self._tls
+            target.host, target.port, self._security, timeout=ANSWER_S, tls_context=self.tls
         )
         connection.on_lost = lambda _: lost.set()
         try:

@@ -32,7 +32,7 @@ ATTEMPTS_S: Final = (2.0, 4.0, 8.0, 16.0)
 class Connector:
     """Connects sessions to one of the addresses that ``targets`` returns, in turn."""
 
-    def __init__(self, targets: Callable[[], Sequence[Endpoint]], context: ssl.SSLContext | None) -> None:
+    def __init__(self, targets: Callable[[], Sequence[Endpoint]], context: Callable[[], ssl.SSLContext | None]) -> None:
         self._targets = targets
         self._context = context
         self._turn = itertools.count()
@@ -68,7 +68,7 @@ class Connector:
     ) -> tuple[asyncio.BaseTransport, Upstream]:
         upstream = Upstream(session, target)  # at once: the session may end while the name is looked up
         async with asyncio.timeout(timeout_s):
-            return await dialling.connect(lambda: upstream, target.host, target.port, tls=self._context)
+            return await dialling.connect(lambda: upstream, target.host, target.port, tls=self._context())
 
 
 class Unreachable(Exception):

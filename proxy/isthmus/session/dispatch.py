@@ -88,6 +88,7 @@ class Route:
         "on_request",
         "on_response",
         "proxy_time",
+        "pure",
         "requests",
         "stream_response",
         "tap",
@@ -112,6 +113,8 @@ class Route:
         self.on_request: Callable[[Request], Verdict] | None = None
         self.whole = False
         """``on_request`` wants whole frames only."""
+        self.pure = False
+        """``on_request`` may be asked in another thread."""
         self.on_response: ResponseHook | None = None
         self.stream_response: Callable[[int], ResponseStream] | None = None
         self.tap: Tap | None = None
@@ -170,6 +173,7 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     elif hooks:
         route.on_request = Chain(tuple(hook.on_request for hook in hooks))
     route.whole = any(hook.whole for hook in hooks)
+    route.pure = bool(hooks) and all(hook.pure and hook.whole for hook in hooks)
     route.looked_at = route.acks is not None or route.on_request is not None
     if route.api_key == ApiKey.API_VERSIONS:
         route.on_response = partial(api_versions.intersect, route.version)

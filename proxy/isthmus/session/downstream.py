@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, Since, told_aside
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
+from isthmus.session.queued_bytes import UNCOUNTED_BYTES
+from isthmus.session.refused_produce import RefusedProduce
 from isthmus.session.session import AUTHENTICATING, SERVING, SessionState
 from isthmus.session.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
     NEED_MORE,
     TAP_BYTES,
     TAP_REQUEST,
+    WITHOUT_RECORDS,
     Answer,
+    Ask,
     Close,
     Gate,
     Hold,
@@ -29,7 +36,9 @@ from isthmus_plugins.api import (
     Verdict,
     in_turn,
 )
+from isthmus_plugins.aside import ANSWER_BYTES_AT_ONCE
 from isthmus_plugins.clock import monotonic
+from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
@@ -42,11 +51,15 @@ _request_head: Final = struct.Struct(">iIi").unpack_from
 _REQUEST_HEAD_SIZE: Final = 12
 _SMALLEST_REQUEST: Final = 10
 """Key, version, correlation id and a client id's length; what follows the size."""
-WHOLE_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a request that hooks see as a whole: many thousand topics. Anybody may make the proxy hold that much."""
+WHOLE_FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a request that hooks see as a whole: many thousand topics. To put it together takes 3 ms."""
+PRODUCE_HEAD_BYTES_MAX: Final = 64 * 1024
+"""So much of a Produce is kept to find its acks, behind the header's tags and the transactional id."""
 KNOWN_HEADS_MAX: Final = 8
 """Topics of a connection whose Produce requests are recognised by their first bytes."""
 KNOWN_HEAD_BYTES_MAX: Final = 1024
+_WAITS: Final = -1
+"""In the place of bytes that are counted: there is no room for them yet."""
 _NO_LEAVE: Final = Leave(float("-inf"))
 _UNTIL_SERVED: Final = 1 << 62
 """More bytes than come: nothing is looked at before the broker's connection is there."""
@@ -60,6 +73,8 @@ class Downstream(Peer):
     """The client's connection: requests arrive here."""
 
     __slots__ = (
+        "_counted",
+        "_frame_timer",
         "_full",
         "_gated",
         "_gated_full",
@@ -71,12 +86,16 @@ class Downstream(Peer):
         "_listener",
         "_pending",
         "_produces",
+        "_refused",
         "_request",
+        "_room",
         "_routes",
         "_scanning",
         "_session_id",
+        "_since",
         "_upstream",
         "_writing",
+        "address",
         "throttled",
     )
 
@@ -84,12 +103,16 @@ class Downstream(Peer):
 
     def __init__(self, gateway: Gateway, listener: Listener) -> None:
         super().__init__()
+        self.address = ""
+        """The client's, ``host:port``."""
         self._gateway = gateway
         self._listener = listener
         self._routes = gateway.routes
         self._holds = 1
         """Reasons not to read: connecting, a slow broker or client, too many in flight, a held request."""
         self._held = False
+        self._since = Since(0, vouched=False)
+        """When the decision about the request that is held was begun."""
         self._writing = False
         """What is streaming is a write: it ends where the proxy may not vouch for it any more."""
         self._request: Request | None = None
@@ -107,6 +130,18 @@ class Downstream(Peer):
         self._gated: GatedAnswers | None = None
         """Answers that wait at gates, and behind them; None where there are none."""
         self._gated_full = False
+        self._counted = 0
+        """Bytes of the frame that is kept, or held, as far as the process was asked for them."""
+        self._room = gateway.strangers_bytes
+        """Out of which what is kept is counted: strangers' until the client has authenticated."""
+        self._refused: RefusedProduce | None = None
+        """What comes of a Produce that is refused; ``_partial`` is there, and stays empty."""
+        self._frame_timer: asyncio.TimerHandle | None = None
+        """How long the frame that is kept may take to be whole."""
+
+    def comes_from(self, address: str) -> None:
+        """Told before all else where the client is, which its socket does not know any more once it is gone."""
+        self.address = address
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
@@ -117,6 +152,7 @@ class Downstream(Peer):
         self._session_id = self.session.client.session_id
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._keep_no_more()
         self.session.client_lost()
         self.session.leg_lost()
 
@@ -207,6 +243,7 @@ class Downstream(Peer):
     def finish_sending(self) -> None:
         """Send the client, behind its answers, the end of them. What it still sends is read, for nobody."""
         self._partial = None
+        self._keep_no_more()
         if self._transport.is_closing():
             return
         if self._transport.can_write_eof():
@@ -221,6 +258,7 @@ class Downstream(Peer):
         return self._transport.get_write_buffer_size()
 
     def finish(self) -> None:
+        self._keep_no_more()
         if self._gated is not None:
             self.hear_no_more()
         super().finish()
@@ -233,6 +271,10 @@ class Downstream(Peer):
 
     def go_on(self) -> None:
         """Take what was kept."""
+        if self._counted:
+            self._uncount()
+        if self.session.stranger is None:
+            self._room = self._gateway.queued_bytes
         early, self._partial = self._partial, None
         if early and self.session.stranger is not None:
             self.session.stranger.take(bytes(early))
@@ -242,6 +284,8 @@ class Downstream(Peer):
     def keep(self, data: bytes, wanted: int) -> None:
         """Keep what a stranger has sent until so many bytes are there, or until :meth:`go_on`."""
         self._keep(data, wanted)
+        if wanted > UNCOUNTED_BYTES:
+            self._count(wanted, goes_on=False)
 
     def pass_on(self, frame: bytes, route: Route, correlation_id: int, on_response: ResponseHook | None) -> None:
         """Forward a request of a stranger's, which no hook sees."""
@@ -309,6 +353,8 @@ class Downstream(Peer):
         if self.session.state is SERVING:
             self._take(data, arrived)
         elif self.session.stranger is not None:
+            if self._counted:
+                self._uncount()
             self.session.stranger.take(data)
 
     def _continued(self, data: bytes) -> bytes:
@@ -333,6 +379,8 @@ class Downstream(Peer):
                 return b""
             data = data[rest:]
         if self._partial is not None:
+            if self._refused is not None:
+                return self._thrown_away(self._refused, data)
             self._partial += data
             if len(self._partial) < self._wanted:
                 if self._holds:  # uvloop starts to read behind connection_made, whatever that said
@@ -347,9 +395,22 @@ class Downstream(Peer):
         try:
             self._requests(data, arrived)
         except MalformedFrame as error:
-            self.session.fault("malformed request", str(error))
+            self._malformed(error)
+
+    def _malformed(self, error: MalformedFrame) -> None:
+        cause = "oversized request" if isinstance(error, TooManyElements) else "malformed request"
+        self.session.fault(cause, str(error))
+
+    def _undecided(self, route: Route, error: Exception) -> None:
+        """Hooks raised where a request was held."""
+        if isinstance(error, MalformedFrame):
+            self._malformed(error)
+        else:
+            self.session.hook_failed(route, error)
 
     def _requests(self, data: bytes, arrived: float) -> None:
+        if self._counted:
+            self._uncount()
         routes = self._routes
         pending = self._pending
         available = len(data)
@@ -387,7 +448,10 @@ class Downstream(Peer):
                     try:
                         acks = route.acks(data, position)
                     except NeedMore:
-                        wanted = min(2 * (available - position), 4 + size)
+                        if available - position >= PRODUCE_HEAD_BYTES_MAX:
+                            self.session.fault("oversized request", f"{route.api} whose acks come late")
+                            return
+                        wanted = min(2 * (available - position), 4 + size, PRODUCE_HEAD_BYTES_MAX)
                         break
                 given: Leave | None = self._gateway.leave
                 if route.on_request is not None:
@@ -407,6 +471,11 @@ class Downstream(Peer):
                         self.session.hook_failed(route, error)
                         return
                     if verdict is not None:
+                        if verdict is WITHOUT_RECORDS:
+                            if start < position:
+                                self._upstream.send(data[start:position])
+                            self._throw_away(route, correlation_id, 4 + size, data[position:])
+                            return
                         if not whole and not isinstance(verdict, Close):  # asked again when all is there
                             _drop(verdict)
                             wanted = 4 + size
@@ -446,10 +515,101 @@ class Downstream(Peer):
             self._upstream.send(data if position - start == available else data[start:position])
         if position < available:
             self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
+        if wanted > UNCOUNTED_BYTES:
+            self._count(wanted, goes_on=position == 0)
+        elif self._frame_timer is not None:
+            self._stop_frame_timer()
         if len(pending) > self._gateway.in_flight_max:
             self.throttle()
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
+
+    # ---- a Produce that is refused by its head ----
+
+    def _throw_away(self, route: Route, correlation_id: int, size: int, data: bytes) -> None:
+        """Keep nothing of a frame that begins with this but what its refusal needs."""
+        elements_max = self._gateway.limits.request_elements_max
+        self._refused = RefusedProduce(route.version, correlation_id, size, elements_max)
+        self._keep(b"", 0)
+        self._thrown_away(self._refused, data)
+
+    def _thrown_away(self, refused: RefusedProduce, data: bytes) -> bytes:
+        """Take in what belongs to it. Returns what begins with a frame, b"" for nothing."""
+        try:
+            frame, rest = refused.feed(data)
+            if frame is None:
+                return b""
+            self._partial = self._refused = None
+            return rest if self._refuse(frame, rest) else b""
+        except MalformedFrame as error:
+            self._malformed(error)
+            return b""
+
+    def _refuse(self, frame: bytes, rest: bytes) -> bool:
+        """Answer a Produce whose records are gone. False: nothing may be read now, ``rest`` is taken care of."""
+        _, key, correlation_id = _request_head(frame)
+        route, arrived = self._routes[key], monotonic()
+        assert route.acks is not None
+        acks0 = route.acks(frame) == 0
+        try:
+            verdict, _ = self._verdict(route, frame, True, correlation_id, arrived)
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return False
+        route.requests += 1
+        route.decoded += 1
+        return self._act(_refused_still(verdict), route, correlation_id, acks0, arrived, frame, rest, arrived)
+
+    # ---- frames that are kept until they are whole ----
+
+    def _count(self, size: int, goes_on: bool) -> None:
+        """Ask for room for the frame that is kept. ``goes_on``: it was kept before, and not as much of it."""
+        if not goes_on:
+            self._stop_frame_timer()
+        if self._room.ask(self, size, self._granted):
+            self._may_keep(size)
+        else:
+            self._counted = _WAITS
+            self.hold_reading()
+
+    def _granted(self) -> None:
+        """There is room now."""
+        self._may_keep(self._wanted)
+        self.release_reading()
+
+    def _may_keep(self, size: int) -> None:
+        self._counted = size
+        if self._frame_timer is None:
+            timeout_s = self._gateway.limits.frame_timeout_s
+            self._frame_timer = asyncio.get_running_loop().call_later(timeout_s, self._frame_late)
+
+    def _frame_late(self) -> None:
+        self._frame_timer = None
+        if self._holds and self._full == self._gated_full:  # it is not read, and not because the client reads nothing
+            self._may_keep(self._counted)
+            return
+        kept = 0 if self._partial is None else len(self._partial)
+        self.session.fault("unfinished request", f"{kept} of {self._wanted} bytes came in time")
+
+    def _stop_frame_timer(self) -> None:
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
+            self._frame_timer = None
+
+    def _uncount(self) -> None:
+        counted, self._counted = self._counted, 0
+        if counted != _WAITS:
+            self._room.give_back(counted)
+        elif self._room.forget(self):  # what was read already made the frame whole
+            self.release_reading()
+
+    def _keep_no_more(self) -> None:
+        """The connection ends: whoever waits for room has it."""
+        self._refused = None
+        self._stop_frame_timer()
+        self._room.forget(self)
+        if self._counted:
+            self._uncount()
 
     def _note(self, route: Route, arrived: float, frame: bytes) -> None:
         assert route.note is not None
@@ -518,14 +678,28 @@ class Downstream(Peer):
             request.correlation_id = correlation_id
             request.now = arrived
             request.leave = None
-        verdict = route.on_request(request)
+        # An element takes a byte at least.
+        few = ELEMENTS_AT_ONCE if route.pure else self._gateway.deciding.elements_max
+        verdict = route.on_request(request) if len(frame) <= few else self._decided(route, request)
         if verdict is None:
             request.frame = b""  # an idle connection keeps no frame
         else:
             self._request = None
-            if verdict is NEED_MORE and whole:
+            if whole and (verdict is NEED_MORE or verdict is WITHOUT_RECORDS):
                 raise RuntimeError("a hook wants more than the whole frame")
         return verdict, request.leave
+
+    def _decided(self, route: Route, request: Request) -> Verdict:
+        """The verdict on a request that may have many elements: in a thread, if it has."""
+        assert route.on_request is not None
+        deciding = self._gateway.deciding
+        if not route.pure:
+            return deciding.ask(route, request)
+        if len(request.frame) <= BYTES_AT_ONCE:
+            with contextlib.suppress(TooManyElements), at_most(ELEMENTS_AT_ONCE):
+                return route.on_request(request)
+        request.leave = None
+        return Hold(deciding.verdict(route, request))
 
     def _act(
         self,
@@ -542,19 +716,25 @@ class Downstream(Peer):
 
         ``came``: when it had arrived; ``arrived``: that, or when it was no longer held.
         """
-        if verdict is None or verdict is NEED_MORE:
+        if verdict is None or verdict is NEED_MORE or verdict is WITHOUT_RECORDS:
             verdict = Replace(frame)
-        if route.tap is not None and not isinstance(verdict, Hold):
+        if route.tap is not None and not isinstance(verdict, Hold | Ask):
             self._note(route, came, frame)
             if len(frame) > TAP_BYTES and route.acks is not None:
                 self._scan(route, correlation_id, came, frame, 0, len(frame))
-        if isinstance(verdict, Hold):
-            self._held = True
+        if isinstance(verdict, Hold | Ask):
+            if not self._held:
+                self._held = True
+                self._since = self._gateway.deciding.since()
             self.hold_reading()
-            self._gateway.tasks.start(
-                "hold",
-                self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
-            )
+            self._counted = len(frame)
+            self._room.take(self._counted)
+            if isinstance(verdict, Hold):
+                held = self._held_until(verdict, route, correlation_id, acks0, frame, rest, came)
+                self._gateway.tasks.start("hold", held)
+            else:
+                told = partial(self._told, verdict, route, correlation_id, acks0, frame, rest, came)
+                self.session.ask(partial(_later, told), verdict.frame)
             return False
         if isinstance(verdict, Close):
             if verdict.forward:
@@ -587,15 +767,57 @@ class Downstream(Peer):
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
         except Exception as error:
-            self.session.hook_failed(route, error)
+            self._undecided(route, error)
             return
-        self._held = False
+        self._go_on_with(verdict, route, correlation_id, acks0, frame, rest, came)
+
+    def _told(
+        self,
+        ask: Ask,
+        route: Route,
+        correlation_id: int,
+        acks0: bool,
+        frame: bytes,
+        rest: bytes,
+        came: float,
+        answer: bytes,
+    ) -> None:
+        """The broker has answered what a hook had it asked."""
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
             return
-        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+        verdict: Verdict
+        try:
+            if len(answer) > ANSWER_BYTES_AT_ONCE:
+                verdict = Hold(told_aside(ask, answer))
+            else:
+                verdict = ask.then(ask.read(answer))
+        except Exception as error:
+            self.session.hook_failed(route, error)
             return
-        if rest and self.session.state is SERVING:
-            self._take(rest, monotonic())
+        self._go_on_with(verdict, route, correlation_id, acks0, frame, rest, came)
+
+    def _go_on_with(
+        self, verdict: Verdict, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes, came: float
+    ) -> None:
+        """Carry out the verdict on a request that was held. Nothing happens between the two, no fence either."""
+        if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
+            self._held = False
+            return
+        if not isinstance(verdict, Hold | Ask):
+            self._held = False
+            forwards = not isinstance(verdict, Answer | Close)
+            if forwards and route.is_write and self._gateway.deciding.overtaken(self._since):
+                try:
+                    verdict, _ = self._verdict(route, frame, True, correlation_id, monotonic())
+                except Exception as error:
+                    self._undecided(route, error)
+                    return
+        self._uncount()
+        if self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+            if rest and self.session.state is SERVING:
+                self._take(rest, monotonic())
+        elif not self._held:  # closed
+            return
         self.release_reading()
         self.session.answered()
 
@@ -614,6 +836,25 @@ def _drop(verdict: Verdict) -> None:
     """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
     if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
         verdict.verdict.close()
+
+
+def _refused_still(verdict: Verdict) -> Verdict:
+    """What becomes of a Produce whose records are gone: it goes back, or nowhere."""
+    if isinstance(verdict, Answer):
+        return verdict
+    if isinstance(verdict, Close):
+        return Close(verdict.reason)
+    if isinstance(verdict, Ask):
+        then = verdict.then
+        return replace(verdict, then=lambda told: _refused_still(then(told)))
+    _drop(verdict)
+    return Close("what was refused may be written now: the producer sends it again")
+
+
+def _later(told: Callable[[bytes], None], answer: bytes) -> bytes:
+    """Have an answer looked at when those that have come with it are taken."""
+    asyncio.get_running_loop().call_soon(told, answer)
+    return answer
 
 
 def _ask(frame: bytes) -> bytes:

@@ -16,14 +16,17 @@ from isthmus.memory import Trimmer, keep_heap
 from isthmus.session.authentication import certificate_principal
 from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.connecting import Connector, Unreachable
+from isthmus.session.deciding import Deciding
 from isthmus.session.dispatch import Route, describe_key, newer_api_versions_route, route_key
 from isthmus.session.downstream import Downstream
 from isthmus.session.endpoint import Endpoint
 from isthmus.session.gated_answers import GateCounts
+from isthmus.session.queued_bytes import QueuedBytes
 from isthmus.session.session import Session, host_of
 from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Client, Leave, Tap
+from isthmus_plugins.aside import share_the_interpreter
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.observers import ConnectionObserver
 from isthmus_plugins.rarely import Rarely, RarelyEach
@@ -39,6 +42,7 @@ LOST_WRITE_MARGIN_S: Final = 10.0
 stands still: docs/operations.md says what that means."""
 FENCE_TIMEOUT_S: Final = 30.0
 """As long as a broker's own request timeout."""
+OF_ONE_ADDRESS: Final = "connections of one address"
 BACKLOG_MIN: Final = 1024
 """Connections that wait to be accepted. The kernel has a limit of its own (net.core.somaxconn)."""
 
@@ -56,6 +60,14 @@ class Limits:
     """As a broker's ``sasl.server.max.receive.size``: of a client that has not authenticated."""
     authentication_timeout_s: float = 30.0
     """How long a client may take to authenticate, once the broker is connected."""
+    request_elements_max: int = 20_000
+    """Elements in arrays of one request that plugins look into."""
+    queued_bytes_max: int = 256 * 1024 * 1024
+    """Of all requests that are kept until they are whole; as a broker's ``queued.max.request.bytes``."""
+    frame_timeout_s: float = 60.0
+    """How long one of them may take, once there is room for it."""
+    connections_per_address_max: int | None = None
+    """Of one client's address; None: as many as of all."""
 
 
 class Gateway:
@@ -92,6 +104,12 @@ class Gateway:
         self.connection_observers: tuple[ConnectionObserver, ...] = ()
         self.vouches_until: Callable[[], float] = lambda: float("inf")
         """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
+        self.deciding = Deciding(limits.request_elements_max, lambda: self.vouches_until())
+        self.queued_bytes = QueuedBytes(limits.queued_bytes_max)
+        self.strangers_bytes = QueuedBytes(max(1, limits.queued_bytes_max // 4))
+        """Of clients that have not authenticated, beside the others': whose login is large waits for theirs alone."""
+        self.connections_from: Counter[str] = Counter()
+        """By client's host, those in their TLS handshake too."""
         self.write_lost_at = float("-inf")
         """When a session last ended with writes that the broker had not answered."""
         self._session_ids = itertools.count(1)
@@ -100,6 +118,7 @@ class Gateway:
         self.leave = Leave(float("inf"))
         """Sessions' own, for what no hook wants to see; ends with the table of routes."""
         keep_heap()
+        share_the_interpreter()
         self._trimmer = Trimmer()
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
@@ -107,7 +126,7 @@ class Gateway:
         self._turned_away = Rarely(_log_turned_away)
         self.refused_by_protocol = RarelyEach(_log_refused_by_protocol)
         """By the client's host and the cause: probes come by the hundred."""
-        self._tls_failed = RarelyEach(_log_turned_away)
+        self._turned_away_by_host = RarelyEach(_log_turned_away)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -137,13 +156,31 @@ class Gateway:
 
     def admits(self, descriptor: int, client_address: str) -> bool:
         """Whether one more connection, which has this descriptor, may come in."""
+        host = host_of(client_address)
+        most = self.limits.connections_per_address_max
         if len(self.sessions) + len(self.arriving) >= self.limits.connections_max:
             self.turn_away("connection limit", client_address)
         elif descriptors.is_kept(descriptor):
             self.turn_away("file descriptors", client_address)
+        elif most is not None and self.connections_from[host] >= most:
+            self._turned_away_each(OF_ONE_ADDRESS, host, client_address)
         else:
+            self.connections_from[host] += 1
             return True
         return False
+
+    def _gone(self, client_address: str) -> None:
+        """A connection that was admitted is over."""
+        host = host_of(client_address)
+        self.connections_from[host] -= 1
+        if self.connections_from[host] <= 0:
+            del self.connections_from[host]
+
+    def _turned_away_each(self, cause: str, host: str, detail: str) -> None:
+        """Count a connection that is closed before it is a session, for a cause that is its own host's."""
+        self.connections_opened += 1
+        self.closed_by_cause[cause] += 1
+        self._turned_away_by_host.one(f"{host} {cause}", f"{detail}: {cause}")
 
     def turn_away(self, cause: str, client_address: str) -> None:
         """Count a connection that is closed before it is a session."""
@@ -153,10 +190,8 @@ class Gateway:
 
     def tls_failed(self, client_address: str, error: OSError) -> None:
         """Count a connection whose TLS handshake failed."""
-        cause = "TLS handshake failed"
-        self.connections_opened += 1
-        self.closed_by_cause[cause] += 1
-        self._tls_failed.one(host_of(client_address), f"{client_address}: {cause}: {error}")
+        self._gone(client_address)
+        self._turned_away_each("TLS handshake failed", host_of(client_address), f"{client_address}: {error}")
 
     def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
         self.arriving.discard(downstream)
@@ -195,6 +230,7 @@ class Gateway:
         if session.has_unanswered_write():
             self.write_lost_at = monotonic()
         self.sessions.discard(session)
+        self._gone(session.client.address)
         self._notify(session.client, lambda observer: observer.closed(session.client))
         self.closed_by_cause[cause] += 1
         self._trimmer.closed()
@@ -217,6 +253,7 @@ class Gateway:
         A session that holds it up for long, by half a request or a broker that does not answer, is closed: the margin
         for lost writes is what it then waits for.
         """
+        self.deciding.fence_begins()
         loop = asyncio.get_running_loop()
         waits: dict[asyncio.Future[None], Session] = {}
         for session in tuple(self.sessions):
@@ -293,11 +330,16 @@ class Listener:
             gateway.supervision,
             arriving=gateway.arriving,
             admits=gateway.admits,
+            admitted=Downstream.comes_from,
             failed=gateway.tls_failed,
             tls=client_ssl,
         )
-        self._connector = Connector(targets, gateway.upstream_ssl)
+        self._connector = Connector(targets, lambda: gateway.upstream_ssl)
         self._unreachable = Rarely(self._log_unreachable)
+
+    def use_tls(self, client_ssl: ssl.SSLContext | None) -> None:
+        """Have clients that come from now on served with this."""
+        self._acceptor.tls = client_ssl
 
     async def start(self) -> None:
         """Bind the port, which ``bind`` then has. Raises OSError. Clients come in after :meth:`accept`."""
@@ -315,8 +357,7 @@ class Listener:
     def session_opened(self, downstream: Downstream, transport: asyncio.Transport) -> Session:
         """A client has connected: connect to the broker on its behalf."""
         gateway = self.gateway
-        peer = transport.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if peer else ""
+        address = downstream.address
         session = gateway.open_session(downstream, address, self.broker_id, str(self.bind))
         tls = transport.get_extra_info("ssl_object")
         principal = None if tls is None else certificate_principal(tls.getpeercert())

@@ -42,7 +42,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from isthmus.session.stranger import Stranger
-from isthmus_plugins.api import Client, Gate, ResponseHook
+from isthmus_plugins.api import ASKED_ID, Client, Gate, ResponseHook
 from isthmus_plugins.clock import monotonic
 
 if TYPE_CHECKING:
@@ -344,11 +344,12 @@ class Session:
     def _ask_behind_acks0(self, passed: Callable[[], None]) -> None:
         self.ask(_Passed(passed))
 
-    def ask(self, on_response: ResponseHook) -> None:
-        """Send the broker a request of the proxy's own (ApiVersions v0), whose answer only ``on_response`` sees."""
+    def ask(self, on_response: ResponseHook, frame: bytes = b"") -> None:
+        """Send the broker a request of the proxy's own (``frame``, or ApiVersions v0), whose answer only
+        ``on_response`` sees."""
         assert self.upstream is not None
-        self.pending.append((0, self.gateway.fence_route, monotonic(), on_response, _FENCE_ANSWER))
-        self.upstream.send(self.gateway.fence_frame)
+        self.pending.append((ASKED_ID, self.gateway.fence_route, monotonic(), on_response, _FENCE_ANSWER))
+        self.upstream.send(frame or self.gateway.fence_frame)
 
     def frame_ended(self) -> None:
         """A frame that was forwarded in parts is whole."""

@@ -27,6 +27,7 @@ from isthmus.session.authentication import (
     mechanism_asked,
     taken,
 )
+from isthmus.session.queued_bytes import UNCOUNTED_BYTES
 from isthmus_plugins.api import ResponseHook
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.api_versions import unsupported_version_answer
@@ -78,7 +79,7 @@ class Stranger:
         """For an answer, or to know of the listener: what comes is kept."""
         self._waits_to_know = False
         self._holds = False
-        """Nothing is read: as much is kept as a frame may have. Before, it is, to see the client go."""
+        """Nothing is read: as much is kept as need not be counted. Before, it is, to see the client go."""
         self._versions_told = False
         """The client asked with a newer ApiVersions than the proxy knows. It has no reason to do so again."""
         if required is None:
@@ -144,7 +145,7 @@ class Stranger:
                 self._pass_message(frame)
             elif not self._pass_request(frame):
                 break
-        return position, self._frame_bytes_max
+        return position, min(self._frame_bytes_max, UNCOUNTED_BYTES)
 
     def _is_request(self, data: bytes, position: int) -> bool:
         """Whether a frame begins as a Kafka request. Messages of unknown mechanisms end where one does."""

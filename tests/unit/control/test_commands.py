@@ -15,8 +15,10 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
 from isthmus_control.demands import Confirm, Consistency, Demands
+from isthmus_control.grants import parse_grants
 from isthmus_control.model import (
     AckTerms,
+    AttachRequest,
     BrokerClaim,
     LinkMode,
     LinkSettings,
@@ -46,6 +48,8 @@ UID = str(uuid.UUID(int=7))
 TOPIC = ResourceType.TOPIC
 AT = (c.PartitionOffset("t", UID, 0, 5), c.PartitionOffset("t", UID, 1, 6))
 
+GRANTS = parse_grants("follow:a-,lead:consumer-group:ä,broker-settings")
+
 BODIES: list[c.Body] = [
     c.CreateNamespace(TOPIC, "a-", True, "why", True),
     c.AlterNamespace(ResourceType.PRINCIPAL, "User:ä", False),
@@ -53,6 +57,11 @@ BODIES: list[c.Body] = [
     c.CreateLink("l", UID, "B", True, ("b:1",), (), Sealed(Seal.NONE, "", "c2VjcmV0"), config={"k": "v"}),
     c.AlterLink("l", LinkMode.SYNCHRONOUS, False, (), None, None, {"k": None}),
     c.AlterLink("l"),
+    c.BeginSecretRotation("l", UID, UID, "", Sealed(Seal.NONE, "", "AAAA"), True),
+    c.FinishSecretRotation("l", UID, UID),
+    c.AbandonSecretRotation("l", UID, UID),
+    c.SealToken("ab" * 8, Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")),
+    c.SealSecret("l", UID, UID, Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")),
     c.MergeLink(
         "l",
         UID,
@@ -71,6 +80,15 @@ BODIES: list[c.Body] = [
     c.AlterMapping("l", TOPIC, "a-", OnSourceLoss.CUT),
     c.AlterMapping("l", TOPIC, "a-", None, OnSourceDelete.DELETE),
     c.DetachNamespace("l", TOPIC, "a-"),
+    c.CreateLink("l", UID, "B", False, token="ab" * 8),
+    c.CreateLink("l", UID, "B", True, ("b:1",), grants=GRANTS),
+    c.CreateToken("ab" * 8, "cd" * 32, Sealed(Seal.NONE, "", "c2VjcmV0"), GRANTS, 9_000),
+    c.DeleteToken("ab" * 8),
+    c.ChangeGrants("l", GRANTS, GRANTS[:1]),
+    c.RequestAttach("l", AttachRequest(TOPIC, "a-", "b-", Role.LEADER, True, on_source_delete=OnSourceDelete.DELETE)),
+    c.WithdrawAttach("l", TOPIC, "a-", True),
+    c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, for_peer=True),
+    c.DetachNamespace("l", TOPIC, "a-", True),
     c.HoldBrokerConfig("n", "false", None),
     c.ReleaseBrokerConfig("n"),
     c.BeginPromotion("l", TOPIC, "a-", {"a-t": {"retention.ms": "1"}}, UID),

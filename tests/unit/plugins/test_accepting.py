@@ -18,7 +18,7 @@ from support.descriptors import few_left, open_now
 from support.sessions import tls_contexts, until
 
 from isthmus_plugins import accepting
-from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.accepting import Acceptor, oldest_of_most
 from isthmus_plugins.tasks import Supervision
 
 HOST = "127.0.0.1"
@@ -235,3 +235,27 @@ def test_addresses_that_the_machine_does_not_have_are_left_out(
         await here.close()
 
     asyncio.run(main())
+
+
+def test_who_makes_room_is_the_oldest_of_the_host_that_has_most() -> None:
+    addresses = {1: "a:1", 2: "b:2", 3: "c:3", 4: "b:4", 5: "[::1]:5"}
+    assert oldest_of_most(addresses) == 2
+    assert oldest_of_most({1: "a:1", 2: "b:1"}) == 1
+
+
+def test_a_handshake_that_does_not_go_on_makes_room(tmp_path: Path) -> None:
+    server, _ = tls_contexts(tmp_path)
+
+    async def main() -> None:
+        async with door(server) as made:
+            silent = [made.client() for _ in range(2)]
+            await until(lambda: len(made.arriving) == 2)
+            assert made.acceptor.end_oldest()
+            await until(lambda: len(made.arriving) == 1)
+            assert await asyncio.get_running_loop().sock_recv(silent[0], 1) == b""
+            for each in silent:
+                each.close()
+            await until(lambda: not made.arriving)
+            assert not made.acceptor.end_oldest()
+
+    run(main())

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
+    Ask,
     Client,
     Close,
     Gate,
@@ -40,6 +42,16 @@ def holding(verdict: Verdict) -> Hook:
     return lambda asked: Hold(held(verdict))
 
 
+def asking(verdict: Verdict) -> Hook:
+    """Asks the broker first, and goes by what it is told."""
+
+    def then(answer: bytes) -> Verdict:
+        assert answer == b"told"
+        return verdict
+
+    return lambda asked: Ask(b"question", then)
+
+
 def nothing(asked: Request) -> Verdict:
     return None
 
@@ -47,8 +59,8 @@ def nothing(asked: Request) -> Verdict:
 def decided(*hooks: Hook) -> Verdict:
     async def run() -> Verdict:
         verdict = Chain(hooks)(request())
-        while isinstance(verdict, Hold):
-            verdict = await verdict.verdict
+        while isinstance(verdict, Hold | Ask):
+            verdict = await verdict.verdict if isinstance(verdict, Hold) else verdict.then(b"told")
         return verdict
 
     return asyncio.run(run())
@@ -59,6 +71,8 @@ def test_a_replacement_is_what_the_hooks_behind_see_and_they_see_the_answer_firs
         (appending(b"a"), nothing, appending(b"b")),
         (holding(Replace(b"0a", lambda frame: frame + b"a", "a")), appending(b"b")),
         (appending(b"a"), holding(Replace(b"0ab", lambda frame: frame + b"b", "b"))),
+        (asking(Replace(b"0a", lambda frame: frame + b"a", "a")), appending(b"b")),
+        (appending(b"a"), asking(Replace(b"0ab", lambda frame: frame + b"b", "b"))),
     ):
         verdict = decided(*hooks)
         assert isinstance(verdict, Replace)
@@ -91,6 +105,10 @@ def test_other_verdicts_end_the_matter() -> None:
     assert decided(appending(b"a"), lambda asked: close) is close
     assert decided(holding(close), appending(b"a")) is close
     assert decided(holding(None), lambda asked: close) is close
+    assert decided(asking(close), appending(b"a")) is close
+    assert decided(asking(None), lambda asked: close) is close
+    assert decided(appending(b"a"), asking(close)) is close
+    assert decided(holding(asking(close)(request())), appending(b"a")) is close
     assert decided(nothing, nothing) is None
     assert decided(nothing, lambda asked: NEED_MORE) is NEED_MORE
 
@@ -153,3 +171,14 @@ def test_there_is_no_leave_where_one_hook_gives_none_for_its_look_at_the_answer(
     assert Chain((leaving, leaving))(plain) is None
     assert plain.leave is not None
     assert plain.leave.answers is None
+
+
+def test_what_is_refused_without_its_records_is_so_unless_a_hook_before_wants_to_see_them() -> None:
+    def refusing(asked: Request) -> Verdict:
+        return WITHOUT_RECORDS
+
+    def wanting(asked: Request) -> Verdict:
+        return NEED_MORE
+
+    assert decided(nothing, refusing, wanting) is WITHOUT_RECORDS
+    assert decided(wanting, refusing) is NEED_MORE

@@ -69,6 +69,7 @@ class Plugin(NamespacePlugin):
 class Work(Enabled):
     def __init__(self, plugin: Plugin, scope: Scope) -> None:
         self.plugin, self.scope = plugin, scope
+        self.lacks = "half of it" if scope.settings.word == "half" else None
         self.stopped_now = asyncio.Event()
 
     @property
@@ -495,6 +496,23 @@ def test_a_plugin_that_cannot_run_here_has_its_namespace_refused(
 
 
 # ---- life ----
+
+
+def test_a_plugin_that_lacks_something_here_cannot_be_enabled_so_and_goes_on_where_it_is() -> None:
+    seen: list[Any] = []
+
+    async def test(scene: Scene) -> None:
+        settings = '{"word": "half"}'
+        assert scene.host.check(TOPIC, "pay-", "p", settings, 1) == "half of it"
+        assert scene.host.check(TOPIC, "pay-", "p", "{}", 1) is None
+        scene.enable("p", "pay-", settings)
+        await asyncio.sleep(0)
+        assert scene.ask(produce("pay-a")) is None, "clients are served"
+        assert seen == [("pay-", "pay-a")]
+        (status,) = scene.host.statuses()
+        assert (status.state, status.reason) == ("running", "half of it")
+
+    on_scene(test, p=lambda: Plugin(names_seen(seen)))
 
 
 def test_requests_wait_while_a_plugin_starts_and_other_settings_make_another() -> None:

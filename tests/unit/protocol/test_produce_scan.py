@@ -131,8 +131,8 @@ def test_a_topic_without_a_name_ends(version: int) -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    head = request(9, [])[:12] + b"\xff\xff" + b"\xff\xff\xff\x7f"  # no client id, and very many tags
-    tags = b"\x01\x00" * 50_000
+    head = request(9, [])[:12] + b"\xff\xff" + b"\xe8\x07"  # no client id, and a thousand tags
+    tags = (b"\x01\xac\x02" + bytes(300)) * 330
     scan = ProduceScan(9)
     scan.feed(head + tags)
     with pytest.raises(MalformedFrame):

@@ -410,6 +410,26 @@ def test_a_client_certificate_says_who_it_is(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_certificate_and_who_signs_clients_are_others_from_some_connection_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        certified = Certified(tmp_path, tls_operators=["ops"])
+        async with listening(tls=certified.tls, **certified.settings) as listener:
+            port = listener.admin.port
+            async with certified.client(port, "ops") as before:
+                assert (await before.get("/v1/status")).status_code == 200
+                (tmp_path / "other").mkdir()
+                other = Certified(tmp_path / "other", tls_operators=["ops"])
+                listener.admin.use_tls(other.tls)
+                assert (await before.get("/v1/status")).status_code == 200, "it stays connected"
+            async with other.client(port, "ops") as operator:
+                assert (await operator.get("/v1/status")).status_code == 200
+            async with certified.client(port, "ops") as late:
+                with pytest.raises(httpx.TransportError):
+                    await late.get("/v1/status")
+
+    run(test)
+
+
 def test_beside_tokens_both_are_needed(tmp_path: Path) -> None:
     async def test() -> None:
         certified = Certified(tmp_path, operator_token_file=tokens(tmp_path, "operators", ALICE))

@@ -32,8 +32,8 @@ from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_plugins.capture import plugin as capture
+from isthmus_plugins.link_policy import remote_address
 from isthmus_plugins.namespace_host import NamespaceHost
-from isthmus_plugins.replication.operations.creation import remote_address
 
 EXAMPLES: Final = int(os.environ.get("ISTHMUS_FUZZ_EXAMPLES", "25"))
 KNOWN_TEXTS: Final = ("a-to-b", "orders-", "app-", "orders-eu", "capture", "", "127.0.0.1:1", "ALL", "ANY 1 (a-to-b)")

@@ -21,9 +21,19 @@ from isthmus.admin.audit import ASKED_CHARS_MAX, different
 from isthmus.admin.hiding import HIDDEN, shown
 from isthmus.cli import app
 from isthmus.logs import fields_of
-from isthmus_control.commands import AttachNamespace, CreateLink, SetFollowerTopic
+from isthmus_control.commands import (
+    AttachNamespace,
+    CreateLink,
+    CreateToken,
+    RaiseLevel,
+    SealSecret,
+    SetFollowerTopic,
+)
+from isthmus_control.grants import parse_grants
+from isthmus_control.levels import CONSENT
 from isthmus_control.model import Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted
+from isthmus_control.sealing import Seal, Sealed
 
 ALICE, BOB = "a" * 64, "b" * 64
 ID = "11111111-1111-4111-8111-111111111111"
@@ -188,6 +198,38 @@ def test_links_topics_and_the_control_log_are_seen(tmp_path: Path) -> None:
         assert (done["before"], done["after"]) == ({"level": 0}, {"level": 1})
         _, done = await audited.change("DELETE", "/v1/links/a-to-b")
         assert (done["outcome"], "before" in done) == ("done", False), "the double leaves the log alone"
+
+    with_audit(tmp_path, test)
+
+
+def test_tokens_and_the_ids_of_secrets_are_seen(tmp_path: Path) -> None:
+    async def test(audited: Audited) -> None:
+        log, create = audited.log, audited.links.create_token
+        log.apply(RaiseLevel(CONSENT))
+        sealed = Sealed(Seal.AES_256_GCM, "ab12cd34", "AAAA")
+        log.apply(CreateLink("a-to-b", ID, "cluster-b", False, secret=sealed))
+
+        def made(*arguments: Any) -> Any:
+            token = CreateToken("ab" * 8, "cd" * 16, sealed, parse_grants("lead:o-"), 1_860_000_000_000)
+            assert isinstance(log.apply(token), Accepted)
+            return create(*arguments)
+
+        audited.links.create_token = made  # type: ignore[method-assign]
+        _, done = await audited.change("POST", "/v1/link-tokens", json={"may": ["lead:o-"]})
+        assert (done["before"], done["after"]) == (
+            {"ab" * 8: None},
+            {"ab" * 8: {"may": ["lead:o-"], "expires_ms": 1_860_000_000_000}},
+        )
+        rotate = audited.links.rotate_secret
+
+        def rotated(*arguments: Any) -> Any:
+            again = Sealed(Seal.AES_256_GCM, "ef56ab78", "BBBB")
+            assert isinstance(log.apply(SealSecret("a-to-b", ID, "", again)), Accepted)
+            return rotate(*arguments)
+
+        audited.links.rotate_secret = rotated  # type: ignore[method-assign]
+        _, done = await audited.change("POST", "/v1/links/a-to-b/rotate-secret")
+        assert done["after"] == {"sealed": [{"id": None, "key_id": "ef56ab78"}]}
 
     with_audit(tmp_path, test)
 

@@ -285,6 +285,49 @@ def test_a_token_can_come_from_standard_input_and_must_be_there(admin: RunningAd
     assert "No such file" in missing.stderr
 
 
+def test_tokens_and_grants(admin: RunningAdmin) -> None:
+    create = ("link", "token", "create", "--may", "lead:orders-,lead:consumer-group:a,b", "--may", "follow:x")
+    made = run(*create, "--broker-settings", "--expires", "2m", url=admin.url)
+    assert made.stdout == "isthmus\n", "what is piped into `isthmus link create --token-file -`"
+    assert "until 1970-01-01T00:02:00" in made.stderr
+    assert admin.links.granted == ["lead:orders-", "lead:consumer-group:a,b", "follow:x", "broker-settings"]
+    assert ok(run(*create, "-o", "json", url=admin.url))["token_id"] == "ab" * 8
+    for wrong in (("--may", "orders-"), ("--expires", "1 hour"), ("--expires", "0s")):
+        assert run("link", "token", "create", *wrong, url=admin.url).exit_code == 2
+    assert ("ab" * 8) in run("link", "token", "list", url=admin.url).stdout
+    assert run("link", "token", "delete", "ab" * 8, url=admin.url).exit_code == 0
+    assert run("link", "token", "delete", "cd" * 8, url=admin.url).exit_code == 1
+
+    admin.links.granted.clear()
+    ok(run("link", "grant", "a-to-b", "--may", "lead:in-", "-o", "json", url=admin.url))
+    shown = run("link", "grants", "a-to-b", url=admin.url).stdout
+    assert re.search(r"^lead:in- +granted$", shown, re.MULTILINE)
+    assert re.search(r"^follow:out- +with what is", shown, re.MULTILINE)
+    waits = r"^topic +prod- +follower +prod- +the other cluster .* lead:prod- +it was not"
+    assert re.search(waits, shown, re.MULTILINE)
+    ok(run("link", "revoke", "a-to-b", "--may", "lead:in-", "-o", "json", url=admin.url))
+    assert admin.links.granted == []
+    assert run("link", "grant", "a-to-b", url=admin.url).exit_code == 2
+
+    link = admin.links.links["a-to-b"]
+    admin.links.links["a-to-b"] = link.model_copy(update={"waiting": admin.links.grants("a-to-b").waiting})
+    for command, head in (
+        (("link", "describe", "a-to-b"), "not attached, waits"),
+        (("status",), "attached to a-to-b, w"),
+    ):
+        text = run(*command, url=admin.url).stdout
+        assert head in text
+        assert re.search(waits, text, re.MULTILINE)
+    admin.links.links["a-to-b"] = link
+
+    admin.links.missing = ["lead:orders-"]
+    attach = ("link", "attach", "a-to-b", "--local", "orders-", "--remote", "orders-", "--role", "leader")
+    assert "waits: the other cluster has not granted lead:orders-" in run(*attach, url=admin.url).stdout
+    assert "would wait" in run(*attach, "--dry-run", url=admin.url).stdout
+    admin.links.missing = []
+    admin.links.attached.clear()
+
+
 def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     attach = ("link", "attach", "a-to-b", "--local", "orders-", "--remote", "", "--role", "leader")
     assert ok(run(*attach, "-o", "json", url=admin.url))["dry_run"] is False
@@ -445,6 +488,12 @@ def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
         ("give up", "orders-eu", False),
         ("truncate", "orders-eu", True),
     ]
+
+
+def test_a_links_secret_is_rotated(admin: RunningAdmin) -> None:
+    said = run("link", "rotate-secret", "a-to-b", url=admin.url).stdout
+    assert said == "link a-to-b has a new secret at both sides (9b2e2c5e-0000-4000-8000-000000000001)\n"
+    assert admin.links.calls[-1] == ("rotate-secret", "a-to-b")
 
 
 def test_what_a_source_lost_is_told_until_it_is_acknowledged(admin: RunningAdmin) -> None:

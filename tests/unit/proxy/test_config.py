@@ -92,6 +92,8 @@ def test_a_full_file_is_read(tmp_path: Path) -> None:
     bind = "0.0.0.0:19092"
     advertised_host = "proxy-1.example.org"
     connections_max = 5
+    [link]
+    remotes_allowed = ["proxy-b.example.org", "[2001:db8::1]:19192"]
     [link_listener]
     bind = "[::]:19192"
     advertised = "proxy-1.example.org:443"
@@ -110,8 +112,9 @@ def test_a_full_file_is_read(tmp_path: Path) -> None:
     assert config.cluster.control_key is not None
     assert config.cluster.control_key.reveal() == bytes.fromhex("ab" * 32)
     assert config.link_listener is not None
-    assert config.link_listener.enrolment_token is not None
-    assert config.link_listener.enrolment_token.get_secret_value() == "enrol-me"
+    assert config.link_listener.has_enrolment_token, "of versions before; it does nothing"
+    assert config.link.remotes_allowed == ("proxy-b.example.org", "[2001:db8::1]:19192")
+    assert not config.link.allow_local_links
     assert config.link_listener.advertised_at(19192) == Address("proxy-1.example.org", 443)
     assert config.proxy_name(19092) == "proxy-1"
     assert config.plugins.enabled == ()
@@ -371,10 +374,8 @@ def test_secrets_in_the_file_itself_are_refused_and_not_repeated() -> None:
 
 
 def test_no_form_of_a_configuration_shows_a_secret(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("hunter2")
     config = parse(
-        with_cluster('control_key_env = "KEY"')
-        + '[link_listener]\nbind = "127.0.0.1:1"\nenrolment_token_file = "token"\n',
+        with_cluster('control_key_env = "KEY"') + '[link_listener]\nbind = "127.0.0.1:1"\n',
         tmp_path,
         KEY="ab" * 32,
     )
@@ -408,14 +409,18 @@ def test_a_wrong_control_key_is_described_and_not_shown(written: str, found: str
 
 
 def test_secrets_that_are_not_there_name_their_key() -> None:
-    text = with_cluster('control_key_env = "NO_KEY"') + (
-        '[link_listener]\nbind = "127.0.0.1:1"\nenrolment_token_file = "/nonexistent/token"\n'
-    )
-    found = problems_of(text)
+    found = problems_of(with_cluster('control_key_env = "NO_KEY"'))
     assert found["cluster.control_key_env"].fix == "set NO_KEY for the proxy's process"
-    assert "No such file" in found["link_listener.enrolment_token_file"].found
+    found = problems_of(with_cluster('control_key_file = "/nonexistent/key"'))
+    assert "No such file" in found["cluster.control_key_file"].found
     both = with_cluster('control_key_env = "A"', 'control_key_file = "b"')
     assert problems_of(both)["cluster.control_key_env"].fix == "remove one"
+
+
+def test_where_links_may_be_created_to_is_checked() -> None:
+    found = problems_of(with_cluster() + '[link]\nremotes_allowed = ["b.example.org", "h:1", "http://b/", "h:99999"]\n')
+    assert set(found) == {"link.remotes_allowed.2", "link.remotes_allowed.3"}
+    assert "proxy-b.example.org:19192" in found["link.remotes_allowed.2"].fix
 
 
 # --- certificates
@@ -443,6 +448,18 @@ def test_certificates_are_loaded(tmp_path: Path) -> None:
     plain = parse(MINIMAL)
     made = [make(plain) for make in (client_listener_tls, link_listener_tls, link_dial_tls, cluster_tls, session_tls)]
     assert made == [None] * 5
+
+
+def test_a_proxy_without_a_link_listener_dials_over_tls_and_trusts_whom_it_is_told_to(tmp_path: Path) -> None:
+    Authority(tmp_path).issue("proxy")
+    text = MINIMAL + '[link]\ntls_cafile = "ca.pem"\n'
+    dial = link_dial_tls(parse(text, tmp_path))
+    assert dial is not None
+    assert (dial.verify_mode, dial.check_hostname, len(dial.get_ca_certs())) == (ssl.CERT_REQUIRED, True, 1)
+    assert link_dial_tls(parse(text + 'tls_certfile = "proxy.pem"\ntls_keyfile = "proxy.key"\n', tmp_path)) is not None
+    for alone, key in (("tls_keyfile", "link.tls_certfile"), ("tls_certfile", "link.tls_cafile")):
+        with pytest.raises(ConfigError, match=rf"{key}: .*nothing beside {alone}"):
+            parse(MINIMAL + f'[link]\n{alone} = "proxy.pem"\n', tmp_path)
 
 
 @pytest.mark.parametrize(

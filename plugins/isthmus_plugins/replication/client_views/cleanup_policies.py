@@ -31,7 +31,7 @@ class CleanupPolicies(Part):
         """Follower topics, and what was read of them: by topic that follows, what its source has."""
 
     def hooks(self) -> Sequence[RequestHook]:
-        return [RequestHook(ApiKey.DESCRIBE_CONFIGS, self.on_describe, whole=True)]
+        return [RequestHook(ApiKey.DESCRIBE_CONFIGS, self.on_describe, whole=True, pure=True)]
 
     def control_changed(self, state: ControlState) -> None:
         self._topics = state.follower_topics

@@ -20,6 +20,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import as_asked
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.fetch_verdicts import without_session
 from isthmus_plugins.process import PluginContext
@@ -73,8 +74,8 @@ class ConfirmedReads:
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True, pure=True),
         ]
 
     def control_changed(self, state: ControlState) -> None:
@@ -168,7 +169,7 @@ class ConfirmedReads:
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         self._remember(dict.fromkeys(set(asked) - found.keys()))  # the broker knows no such topics, either
-        return look(request)
+        return await as_asked(request, look, request)
 
     def _remember(self, names: Mapping[bytes, str | None]) -> None:
         if len(self._asked) + len(names) > NAMES_MAX:
@@ -279,7 +280,9 @@ class ConfirmedReads:
 def _kept(request: Request) -> Request:
     """A request that outlives the call."""
     head = request.api_key, request.version, request.correlation_id
-    return Request(request.frame, request.whole, *head, request.now, request.client)
+    kept = Request(request.frame, request.whole, *head, request.now, request.client)
+    kept.aside = request.aside
+    return kept
 
 
 def _has_news(answered: Any) -> bool:

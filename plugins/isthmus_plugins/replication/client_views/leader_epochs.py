@@ -42,11 +42,11 @@ class LeaderEpochs(Part):
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
-            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True),
-            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.LIST_OFFSETS, self.on_search, whole=True),
-            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_search, whole=True),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, pure=True),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True, pure=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.LIST_OFFSETS, self.on_search, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_search, whole=True, pure=True),
         ]
 
     def control_changed(self, state: ControlState) -> None:

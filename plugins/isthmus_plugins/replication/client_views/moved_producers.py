@@ -15,6 +15,7 @@ the log has already are looked at: a broker takes such a batch for a repeated on
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request,
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.client_views.producer_origins import (
     Doubtful,
     OutOfSequence,
@@ -46,6 +48,8 @@ from isthmus_protocol.records import HEADER_SIZE, BatchError, BatchHeader, read_
 from isthmus_protocol.refusals import Refusal, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
+
+log = logging.getLogger("isthmus_plugins.replication")
 
 CAUSE: Final = "producer_of_another_cluster"
 _EPOCH: Final = struct.Struct(">h")
@@ -72,6 +76,7 @@ class MovedProducers(Part):
         self._written: Counter[str] = Counter()
         """Batches of producers that moved, by the cluster that they came from."""
         self._doubtful = 0
+        self._refusals: RarelyEach[str] = RarelyEach(_say_refused)
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
@@ -234,11 +239,19 @@ class MovedProducers(Part):
         return moved
 
     def _refused(self, request: Request, reason: str, code: int = INVALID_PRODUCER_ID_MAPPING) -> Verdict:
-        """Have the client begin anew: under a number of this cluster its next batches are nobody else's."""
+        """Have the client begin anew: under a number of this cluster its next batches are nobody else's.
+
+        It is not told the reason, which names clusters and what logs hold: the broker has not said whether it may know.
+        """
         self._doubtful += 1
+        self._refusals.one(request.client.address.rpartition(":")[0], reason)
         head, payload = decode_request(request.frame)
-        refusal = Refusal(code, f"{reason}: begin with a new producer")
+        refusal = Refusal(code, "it is in doubt where this producer comes from: begin with a new producer")
         return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE)
+
+
+def _say_refused(count: int, reason: str) -> None:
+    log.info("producer has to begin anew", extra={"reason": reason, "times": count})
 
 
 def _numbered(batch: memoryview) -> BatchHeader | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -64,8 +65,8 @@ class SyncingTopics(Part):
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True, pure=True),
         ]
 
     def control_changed(self, state: ControlState) -> None:
@@ -87,6 +88,8 @@ class SyncingTopics(Part):
 
     def _look(self) -> None:
         if not self._changed.is_set() or self._state is None:
+            return
+        if threading.current_thread() is not threading.main_thread():  # a large request: the loop looks at once
             return
         self._changed.clear()
         state = self._state

@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.model import TopicState
 from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_by_size
 from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicPartition
 from isthmus_plugins.decompression import decompressed
 from isthmus_plugins.process import PluginContext
@@ -78,7 +79,7 @@ class TimeOffsets(Part):
         return (unsure,)
 
     def hooks(self) -> Sequence[RequestHook]:
-        return [RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True)]
+        return [RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True, pure=True)]
 
     def on_list_offsets(self, request: Request) -> Verdict:
         """Look whether the request asks for offsets by time of a topic that follows or did."""
@@ -105,7 +106,9 @@ class TimeOffsets(Part):
         self, frame: bytes, version: int, committed: bool, asked: Mapping[TopicPartition, int]
     ) -> Verdict:
         found = await self.answer(asked, committed)
-        return Replace(frame, partial(_with, found, version)) if found else Replace(frame)
+        if not found:
+            return Replace(frame)
+        return Replace(frame, partial(answered_by_size, partial(_with, found, version)))
 
     async def on_offsets_for_times(
         self, connection: LinkConnection, question: calls.OffsetsForTimes

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked
 from isthmus_plugins.replication.link.part import Part
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
@@ -42,20 +43,21 @@ class TopicIdAliases(Part):
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.OFFSET_COMMIT, self.on_commit, whole=True),
-            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
+            RequestHook(ApiKey.OFFSET_COMMIT, self.on_commit, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True, pure=True),
         ]
 
     def control_changed(self, state: ControlState) -> None:
         if state.successions is self._seen:
             return
         self._seen = state.successions
-        self._successions = {}
+        successions: dict[bytes, Succession] = {}
         for chain in state.successions.values():
             found: Succession | None = None
             for step in reversed(chain):
                 found = step if found is None else step.then(found)
-                self._successions[uuid.UUID(step.former).bytes] = found
+                successions[uuid.UUID(step.former).bytes] = found
+        self._successions = successions
 
     def on_commit(self, request: Request) -> Verdict:
         """Forward a commit with the ids that there are, and offsets that the topics had."""
@@ -69,7 +71,7 @@ class TopicIdAliases(Part):
         if not former:
             return None
         frame = encode_request(replace(asked, topics=topics), request.correlation_id, head.client_id)
-        return Replace(frame, partial(_committed, request.version, former))
+        return Replace(frame, answered_as_asked(request, partial(_committed, request.version, former)))
 
     def on_offset_fetch(self, request: Request) -> Verdict:
         """The same for a question about committed offsets."""
@@ -87,7 +89,7 @@ class TopicIdAliases(Part):
         if not any(former.values()):
             return None
         frame = encode_request(replace(asked, groups=tuple(groups)), request.correlation_id, head.client_id)
-        return Replace(frame, partial(_answered, request.version, former))
+        return Replace(frame, answered_as_asked(request, partial(_answered, request.version, former)))
 
     def _may_concern(self, request: Request) -> bool:
         return bool(self._successions) and request.version >= TOPIC_IDS_SINCE

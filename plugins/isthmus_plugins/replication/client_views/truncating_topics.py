@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
+from isthmus_control.model import ResourceType
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import Answer, Ask, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked
 from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.describing import described, question
 from isthmus_plugins.fetch_verdicts import refused_in_part
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
 from isthmus_plugins.replication.link.part import Part
@@ -38,6 +41,7 @@ from isthmus_protocol.messages import (
     decode_request,
     decode_response,
     encode_response,
+    parse_request_head,
 )
 from isthmus_protocol.refusals import Part as RequestPart
 from isthmus_protocol.refusals import Refusal, refuse
@@ -76,13 +80,13 @@ class TruncatingTopics(Part):
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
-            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_leader_epoch, whole=True),
-            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
-            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
-            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_leader_epoch, whole=True, pure=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True, pure=True),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, pure=True),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True, pure=True),
             *(
-                RequestHook(api, self.on_parts, whole=True)
+                RequestHook(api, self.on_parts, whole=True, pure=True)
                 for api in (
                     ApiKey.LIST_OFFSETS,
                     ApiKey.OFFSET_COMMIT,
@@ -162,7 +166,9 @@ class TruncatingTopics(Part):
         }
         if not epochs:
             return None
-        return Replace(request.frame, partial(self._with_old_epochs, request.version, epochs))
+        return Replace(
+            request.frame, answered_as_asked(request, partial(self._with_old_epochs, request.version, epochs))
+        )
 
     def _with_old_epochs(self, version: int, epochs: dict[TopicPartition, int], frame: bytes) -> bytes:
         correlation_id, payload = decode_response(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, frame)
@@ -223,7 +229,11 @@ class TruncatingTopics(Part):
     # ---- what there is ----
 
     def on_metadata(self, request: Request) -> Verdict:
-        """Forward the request, and show withheld topics as they were."""
+        """Forward the request, and show withheld topics as they were, to who may describe them.
+
+        The broker is asked who may: of a list of all topics it leaves out what the client may not see and what is
+        deleted alike.
+        """
         if not self._withheld:
             return None
         asked = _asked_for(request)
@@ -235,7 +245,14 @@ class TruncatingTopics(Part):
         if not wanted:
             return None
         by_id = asked is not None and not self._ids.keys().isdisjoint(asked)
-        return Replace(request.frame, partial(self._remembered, request.api_key, request.version, wanted, by_id))
+        frame, api_key, version = request.frame, request.api_key, request.version
+
+        def shown(told: Collection[str]) -> Verdict:
+            return Replace(frame, partial(self._remembered, api_key, version, {*told}, by_id)) if told else None
+
+        client_id = parse_request_head(frame).client_id
+        read = partial(described, ResourceType.TOPIC, wanted)
+        return Ask(question(ResourceType.TOPIC, wanted, client_id), shown, read)
 
     def _remembered(self, api_key: int, version: int, wanted: set[str], by_id: bool, frame: bytes) -> bytes:
         entries = topic_entries(api_key, version)

@@ -16,7 +16,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from isthmus_control.model import OffsetsCopy, Role
 from isthmus_control.states import ReasonCode
@@ -434,13 +434,13 @@ class LeaderEnd(Part):
         if stream.key in self.stopped:
             self._went_on(stream.key)
 
-    def on_stopped(self, connection: LinkConnection, stopped: Mapping[str, Any]) -> None:
+    def on_stopped(self, connection: LinkConnection, stopped: link.Stopped) -> None:
         """The follower end takes no more of a stream."""
-        stream = self._by_id.get((connection, int(stopped.get("stream", 0))))
+        stream = self._by_id.get((connection, stopped.stream))
         if stream is None:
             return
-        code, message = str(stopped.get("code")), str(stopped.get("message"))
-        stream.acked = int(stopped.get("end_offset", stream.acked))
+        code, message = stopped.code, stopped.message
+        stream.acked = stream.acked if stopped.end_offset is None else stopped.end_offset
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
             self.discovery.prepare_again(stream.key.link, stream.key.topic)

@@ -57,6 +57,26 @@ class Topology(Question[TopologyAnswer]):
 
 
 @dataclass(frozen=True, slots=True)
+class BeginSecretRotation(Question[Done]):
+    """A cluster asks the other one to record a second secret of the link, agreed on over this connection."""
+
+    METHOD = "begin_secret_rotation"
+
+    secret_id: str
+    current: str
+    """The id of the secret that the asker has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSecretRotation(Question[Done]):
+    """The asker has recorded the second secret. Refused with NOT_FOUND by who has it not, and will never."""
+
+    METHOD = "finish_secret_rotation"
+
+    secret_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class MergeSettingsAnswer:
     settings: LinkSettings
     """What the other cluster has now."""
@@ -133,6 +153,8 @@ class TellAnchors(Question[Done]):
 
     own: str | None = None
     heard: str | None = None
+    proof: str | None = field(default=None, metadata=LEFT_OUT)
+    """Of ``own``, for the asking cluster alone: it is told again when that knows no link any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +266,32 @@ class Attach(Question[Done]):
     def other_end(cls, mapping: NamespaceMapping) -> Attach:
         """Has the other end of a pair attached that is attached here, without consents."""
         return cls(mapping.type, mapping.remote_prefix, mapping.local_prefix, mapping.role.other)
+
+
+@dataclass(frozen=True, slots=True)
+class AskAttachAnswer:
+    missing: tuple[str, ...] = ()
+    """What the asking cluster was not granted for that, as :mod:`isthmus_control.grants` writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAttach(Question[AskAttachAnswer]):
+    """Ask whether a pair may be attached; where not, it is shown to the operator there (but in a ``dry_run``).
+
+    Only where the peer knows the feature ``consents``; the fields are those of :class:`Attach`.
+    """
+
+    METHOD = "ask_attach"
+
+    type: ResourceType
+    local: str
+    remote: str
+    role: Role
+    truncate_target: bool = False
+    disable_transaction_verification: bool = False
+    dry_run: bool = False
+    on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
+    on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import ssl
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
@@ -20,15 +20,17 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus_control.tokens import Token, is_signed
 from isthmus_plugins import dialling
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import features, reasons
 from isthmus_plugins.replication.link.call_codec import A, Answering, MalformedCall, Question, answer_to, to_wire
 from isthmus_plugins.replication.link.congestion import CongestionControl, keep_little_unsent
+from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.outgoing import Outgoing
 from isthmus_plugins.tasks import Supervision, Tasks
-from isthmus_protocol import link
+from isthmus_protocol import link, link_cipher
 from isthmus_protocol.link import MessageType
 from isthmus_protocol.link_pieces import PIECE_BYTES, Reassembly
 from isthmus_protocol.wire import MalformedFrame
@@ -44,6 +46,10 @@ WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 """More that waits to be written means that the peer does not keep up, until a quarter of it is left."""
 WRITTEN_AHEAD_BYTES: Final = PIECE_BYTES
 """What the transport may hold beyond what the system takes: all of that comes before a frame that is sent next."""
+ANSWERED_AT_ONCE_MAX: Final = 10_000
+"""Calls of one peer. It opens some hundred streams at a time; who asks more means no good."""
+SECRET: Final = "secret"
+"""In a HELLO: the id of the link's secret that the dialler holds."""
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 INVALID_REQUEST: Final = "INVALID_REQUEST"
@@ -72,6 +78,14 @@ class Credential:
     """What an acceptor knows of a dialler that may come in: the secret that it must hold."""
 
     secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCredential:
+    """The same of a dialler who has to hold a token (:mod:`isthmus_control.tokens`): what that is verified by."""
+
+    public_key: str
+    acceptor_key: bytes = field(repr=False)
 
 
 class PeerSilent(LinkLost):
@@ -112,7 +126,7 @@ class Receiver:
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         raise MalformedFrame("an APPENDED of no open stream")
 
-    def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
+    def on_stopped(self, connection: LinkConnection, stopped: link.Stopped) -> None:
         raise MalformedFrame("a STOPPED of no open stream")
 
     def on_writable(self, connection: LinkConnection) -> None:
@@ -126,8 +140,10 @@ class LinkConnection(asyncio.Protocol):
     """One end of a connection between two proxies.
 
     ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` looks at what a peer
-    said of itself whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake
-    is over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
+    said of itself whose proof holds, and at what protects the connection; either may raise :class:`LinkRejected`.
+    ``on_refused`` is told of a connection that this end ends because of what the peer sent, with a code and why.
+    ``on_ready`` is called when the handshake is over, before anything else is taken: it sets handlers and receiver.
+    ``ready`` resolves then, too. ``token``: with it a dialler proves itself, in place of a secret.
     """
 
     def __init__(
@@ -137,8 +153,10 @@ class LinkConnection(asyncio.Protocol):
         supervision: Supervision,
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
-        accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
-        approve: Callable[[dict[str, Any]], None] | None = None,
+        token: Token | None = None,
+        accept: Callable[[dict[str, Any], LinkConnection], Credential | TokenCredential] | None = None,
+        approve: Callable[[dict[str, Any], Protection], None] | None = None,
+        on_refused: Callable[[LinkConnection, str, str], None] | None = None,
         identity: Mapping[str, Any] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
         on_made: Callable[[LinkConnection], None] | None = None,
@@ -151,6 +169,8 @@ class LinkConnection(asyncio.Protocol):
         self.peer: dict[str, Any] = {}
         """What the peer said of itself: HELLO or CHALLENGE, verified by its proof."""
         self.purpose = ""
+        self.protection = Protection.NONE
+        """Known once the peer has proved what it said."""
         self.last_heard = self._clock.monotonic()
         self.lost = False
         self.lost_reason = ""
@@ -168,19 +188,28 @@ class LinkConnection(asyncio.Protocol):
         """Whether the transport takes no more for now."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
+        self._token = token
+        self._shown: TokenCredential | None = None
         self._accept = accept
         self._approve = approve
         self._identity = dict(identity or {})
+        self._on_refused = on_refused or _log_refused
         self._on_ready = on_ready
         self._on_made = on_made
         self._key = X25519PrivateKey.generate()
         self._hello: dict[str, Any] = dict(hello or {})
         self._challenge: dict[str, Any] = {}
         self._splitter = link.Splitter()
+        self._cipher: link_cipher.FrameCipher | None = None
+        """All that is written and read goes through it, once it is there."""
+        self._opened = link.Splitter()
+        """Of the bytes that were encrypted."""
         self._reassembly = Reassembly()
         self._tasks = Tasks("link-connection", supervision)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
+        self._answering = 0
+        """How many calls of the peer are not answered."""
         self._last_sent = self._beaten = self._clock.monotonic()
         self.round_trip_s = 0.0
         """How long the peer took to answer the first message: at least once to it and back."""
@@ -204,8 +233,9 @@ class LinkConnection(asyncio.Protocol):
         hello: Mapping[str, Any],
         secret: bytes,
         identity: Mapping[str, Any],
+        token: Token | None = None,
         tls: ssl.SSLContext | None = None,
-        approve: Callable[[dict[str, Any]], None] | None = None,
+        approve: Callable[[dict[str, Any], Protection], None] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
     ) -> LinkConnection:
         """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
@@ -216,6 +246,7 @@ class LinkConnection(asyncio.Protocol):
                     supervision=supervision,
                     hello=hello,
                     secret=secret,
+                    token=token,
                     identity=identity,
                     approve=approve,
                     on_ready=on_ready,
@@ -241,9 +272,11 @@ class LinkConnection(asyncio.Protocol):
         self.keep_steady = CongestionControl(connected).keep_steady
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out)
+        self._identity["tls"] = transport.get_extra_info("ssl_object") is not None
         if self.dialled:
             self._hello |= {
                 **self._identity,
+                **({} if self._token is None else {"token": self._token.token_id}),
                 "versions": [link.VERSION_MIN, link.VERSION_MAX],
                 "nonce": os.urandom(link.NONCE_BYTES).hex(),
                 "key": self._public_key(),
@@ -258,9 +291,20 @@ class LinkConnection(asyncio.Protocol):
         return features.known_by(self.peer)
 
     @property
+    def secret_id(self) -> str:
+        """Which of the link's secrets both ends have proved to hold; empty: the one that it was created with."""
+        said = self._hello.get(SECRET, "")
+        return said if isinstance(said, str) else ""
+
+    @property
     def peer_address(self) -> str:
         name = self._transport.get_extra_info("peername")
         return str(name[0]) if name else ""
+
+    @property
+    def shows_token(self) -> bool:
+        """Whether who dialled has named a token, right or not."""
+        return "token" in self._hello
 
     def _handshake_timed_out(self) -> None:
         self._fail(LinkLost("the peer did not finish the handshake in time"))
@@ -293,7 +337,7 @@ class LinkConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         while not self._disconnected.is_set() and (parts := self._outgoing.take()):
-            self._transport.writelines(parts)
+            self._to_line(parts)
         self._outgoing, self._reassembly = Outgoing(), Reassembly()
         self._transport.close()
         # A peer that is stuck takes nothing more: what is queued for it must not stay in memory.
@@ -312,20 +356,28 @@ class LinkConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_heard = self._clock.monotonic()
         try:
-            for kind, body in self._splitter.feed(data):
+            for kind, body in self._frames(data):
                 if self.lost:
                     return
                 self._take(kind, body)
         except MalformedFrame as error:
-            log.warning("link connection refused by protocol", extra={"peer": self.peer_address, "detail": str(error)})
+            self._on_refused(self, "MALFORMED", str(error))
             self._fail(error)
         except LinkRejected as error:
-            log.warning(
-                "link connection rejected",
-                extra={"peer": self.peer_address, "code": error.code, "detail": error.message},
-            )
+            self._on_refused(self, error.code, error.message)
             self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
             self._fail(error)
+        except Exception as error:  # whatever a peer sends ends its own connection, and nothing else
+            log.exception("link connection failed", extra={"peer": self.peer_address})
+            self._fail(LinkLost(f"what the peer sent met a bug: {error!r}"))
+
+    def _frames(self, data: bytes) -> Iterator[tuple[MessageType, memoryview]]:
+        """The frames that ``data`` completes, decrypted from the first on that is encrypted. Raises MalformedFrame."""
+        for kind, body in self._splitter.feed(data):
+            if self._cipher is None or (kind is MessageType.REJECT and not self.ready.done()):
+                yield kind, body  # who is rejected for its proof has no key in common with the peer
+            else:
+                yield from self._opened.feed(self._cipher.open(kind, body))
 
     def _take(self, kind: MessageType, body: memoryview) -> None:
         if not self.ready.done():
@@ -345,7 +397,7 @@ class LinkConnection(asyncio.Protocol):
         elif kind is MessageType.RESULT:
             self._result(link.decode_json(body))
         elif kind is MessageType.STOPPED:
-            self.receiver.on_stopped(self, link.decode_json(body))
+            self.receiver.on_stopped(self, link.decode_stopped(body))
         elif kind is MessageType.REJECT:
             rejection = link.decode_json(body)
             self._fail(LinkRejected(str(rejection.get("code")), str(rejection.get("message"))))
@@ -386,7 +438,11 @@ class LinkConnection(asyncio.Protocol):
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         self._last_sent = self._clock.monotonic()
-        self._transport.writelines(parts)
+        self._to_line(parts)
+
+    def _to_line(self, parts: Sequence[bytes | memoryview]) -> None:
+        """The one place from which bytes go out."""
+        self._transport.writelines(parts if self._cipher is None else self._cipher.seal(parts))
 
     def _write_on(self) -> None:
         """Write what waits, as far as the transport takes it. What was gathered comes before."""
@@ -434,41 +490,120 @@ class LinkConnection(asyncio.Protocol):
         return self._key.public_key().public_bytes_raw().hex()
 
     def _shake_hands(self, kind: MessageType, said: dict[str, Any]) -> None:
+        """A frame of who has not proved anything. Raises MalformedFrame, LinkRejected."""
+        try:
+            self._next_of_handshake(kind, said)
+        except MalformedFrame:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise MalformedFrame(f"a {kind.name} that is not understood: {type(error).__name__}: {error}") from error
+
+    def _next_of_handshake(self, kind: MessageType, said: dict[str, Any]) -> None:
         if kind is MessageType.REJECT:
             self._fail(LinkRejected(str(said.get("code")), str(said.get("message"))))
         elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
             self._challenge = said
             self.round_trip_s = self._clock.monotonic() - self._last_sent
-            words = link.transcript(self._hello, said)
-            if not self._proof_holds("acceptor", words, said):
-                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
-                return
-            try:
-                if self._approve is not None:
-                    self._approve(said)
-            except LinkRejected as error:
-                self._fail(error)
-                return
-            self.send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
+            self._prove_to_acceptor()
         elif self.dialled and kind is MessageType.WELCOME and self._challenge:
-            self._handshake_done(self._challenge | said)
+            self._welcomed(said)
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
             self.round_trip_s = self._clock.monotonic() - self._last_sent
-            words = link.transcript(self._hello, self._challenge)
-            if not self._proof_holds("dialler", words, said):
-                raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
-            if self._approve is not None:
-                self._approve(self._hello)
-            self.send(link.encode_json(MessageType.WELCOME, {}))
-            self._handshake_done(self._hello)
+            self._proven(said)
         else:
             raise MalformedFrame(f"{kind.name} out of turn in the handshake")
 
-    def _proof_holds(self, side: str, words: bytes, said: dict[str, Any]) -> bool:
+    def _prove_to_acceptor(self) -> None:
+        """A dialler was challenged. Who holds a token proves that first, and the acceptor itself in its WELCOME."""
+        if self._token is not None:
+            if features.TOKENS not in features.known_by(self._challenge):
+                self._fail(LinkRejected("UNSUPPORTED_VERSION", "the peer's version does not know tokens: upgrade it"))
+                return
+            self.send(link.encode_json(MessageType.PROOF, {"proof": self._token.sign(self._words)}))
+            return
+        if not self._proof_holds("acceptor", self._challenge):
+            self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
+        elif self._approves():
+            proof = link.proof(self._secret, "dialler", self._words)
+            self.send(link.encode_json(MessageType.PROOF, {"proof": proof}))
+            self._protect(self._challenge)
+
+    def _welcomed(self, said: dict[str, Any]) -> None:
+        """A dialler may come in. With a token it has known until here only what somebody said."""
+        if self._token is not None:
+            if not self._proof_holds("acceptor", said, self._token.acceptor_key):
+                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer is not of the cluster that made the token"))
+                return
+            if not self._approves():
+                return
+            self._protect(self._challenge)
+        self._handshake_done(self._challenge)
+
+    def _approves(self) -> bool:
+        """Whether a dialler goes on with an acceptor that has proved what it said."""
+        self.protection = self._agreed_protection(self._challenge)
+        try:
+            if self._approve is not None:
+                self._approve(self._challenge, self.protection)
+        except LinkRejected as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _proven(self, said: dict[str, Any]) -> None:
+        """A dialler has given its proof. Raises LinkRejected."""
+        shown = self._shown
+        if shown is not None and not is_signed(shown.public_key, self._words, str(said.get("proof"))):
+            raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold the token that it names")
+        if shown is None and not self._proof_holds("dialler", said):
+            raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
+        self.protection = self._agreed_protection(self._hello)
+        if shown is None:
+            self._protect(self._hello)
+        if self._approve is not None:
+            self._approve(self._hello, self.protection)
+        if shown is None:
+            self.send(link.encode_json(MessageType.WELCOME, {}))
+        else:  # in the clear: only with this proof does the dialler know with whom it has keys in common
+            proof = link.proof(shown.acceptor_key, "acceptor", self._words)
+            self.send(link.encode_json(MessageType.WELCOME, {"proof": proof}))
+            self._protect(self._hello)
+        self._handshake_done(self._hello)
+
+    @property
+    def _words(self) -> bytes:
+        """What both ends have said before they prove anything."""
+        return link.transcript(self._hello, self._challenge)
+
+    def _proof_holds(self, side: str, said: dict[str, Any], key: bytes | None = None) -> bool:
         given = str(said.get("proof", ""))
-        return given.isascii() and link.proof_holds(self._secret, side, words, given)
+        return given.isascii() and link.proof_holds(self._secret if key is None else key, side, self._words, given)
+
+    def _agreed_protection(self, peer: Mapping[str, Any]) -> Protection:
+        """What both ends have said that they can, which their proofs cover: nobody in between has them do without."""
+        if self._identity["tls"] and peer.get("tls") is True:
+            return Protection.TLS
+        if features.ENCRYPTED_FRAMES in features.known_by(self._identity) & features.known_by(peer):
+            return Protection.FRAMES
+        return Protection.TLS if self._identity["tls"] else Protection.NONE
+
+    def _protect(self, peer: Mapping[str, Any]) -> None:
+        """From here on, both ends encrypt what they write, if they agreed to."""
+        if self.protection is not Protection.FRAMES:
+            self._splitter.authenticated()
+            return
+        self._cipher = link_cipher.FrameCipher(self._shared(peer), self._secret, self._words, dialled=self.dialled)
+        self._splitter.authenticated(link_cipher.FRAME_BYTES_MAX)
+        self._opened.authenticated()
+
+    def _shared(self, peer: Mapping[str, Any]) -> bytes:
+        """What only the two ends can know of their X25519 keys. Raises MalformedFrame."""
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(peer["key"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedFrame("a key that is none") from error
 
     def _challenge_for(self, hello: dict[str, Any]) -> None:
         assert self._accept is not None
@@ -487,22 +622,25 @@ class LinkConnection(asyncio.Protocol):
                 f"{highest}: upgrade the older one",
             )
         self._hello = hello
-        self._secret = self._accept(hello, self).secret
+        credential = self._accept(hello, self)
+        if isinstance(credential, TokenCredential):
+            self._shown = credential
+        else:
+            self._secret = credential.secret
         self._challenge = {
             **self._identity,
             "version": version,
             "nonce": os.urandom(link.NONCE_BYTES).hex(),
             "key": self._public_key(),
         }
-        words = link.transcript(hello, self._challenge)
-        self._challenge["proof"] = link.proof(self._secret, "acceptor", words)
+        if self._shown is None:
+            self._challenge["proof"] = link.proof(self._secret, "acceptor", self._words)
         self.send(link.encode_json(MessageType.CHALLENGE, self._challenge))
 
     def _handshake_done(self, peer: dict[str, Any]) -> None:
         self.peer = peer
         self._outgoing.cuts = features.PIECES in self.peer_features
         self.purpose = str(self._hello.get("purpose", ""))
-        self._splitter.authenticated()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
@@ -513,7 +651,7 @@ class LinkConnection(asyncio.Protocol):
 
     def agreed_secret(self, purpose: str) -> bytes:
         """32 bytes that only the two ends of this connection know, the same at both; they never crossed the wire."""
-        shared = self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.peer["key"])))
+        shared = self._shared(self.peer)
         salt = bytes.fromhex(self._hello["nonce"]) + bytes.fromhex(self._challenge["nonce"])
         return HKDF(hashes.SHA256(), 32, salt, purpose.encode()).derive(shared)
 
@@ -549,6 +687,10 @@ class LinkConnection(asyncio.Protocol):
     def _called(self, call: dict[str, Any]) -> None:
         """Have a call answered. What it asks is read at once, in the order of frames."""
         call_id, method, params = call.get("id"), str(call.get("method")), call.get("params") or {}
+        if type(call_id) is not int:
+            raise MalformedFrame("a CALL without a number")
+        if self._answering >= ANSWERED_AT_ONCE_MAX:
+            raise MalformedFrame(f"a CALL where {self._answering} others are not answered")
         answering = self.handlers.get(method)
         if answering is None:
             self._refuse(call_id, UNKNOWN_METHOD, f"no such call for this connection: {method}")
@@ -562,9 +704,10 @@ class LinkConnection(asyncio.Protocol):
             self._refuse(call_id, INVALID_REQUEST, f"{type(error).__name__}: {error}")
             return
         self.receiver.on_call(self, question)
+        self._answering += 1
         self._tasks.start(f"call-{method}", self._answer(call_id, answering, question))
 
-    async def _answer(self, call_id: object, answering: Answering, question: Question[Any]) -> None:
+    async def _answer(self, call_id: int, answering: Answering, question: Question[Any]) -> None:
         method = question.METHOD
         try:
             answer = to_wire(await answering.handler(self, question))
@@ -585,20 +728,33 @@ class LinkConnection(asyncio.Protocol):
             self._refuse(call_id, "INTERNAL_ERROR", f"{type(error).__name__}: {error}")
         else:
             self.send(frame)
+        finally:
+            self._answering -= 1
 
-    def _refuse(self, call_id: object, code: str, message: str) -> None:
+    def _refuse(self, call_id: int, code: str, message: str) -> None:
         error = {"code": code, "message": message}
         self.send(link.encode_json(MessageType.RESULT, {"id": call_id, "error": error}))
 
     def _result(self, answer: dict[str, Any]) -> None:
-        call = self._calls.pop(answer.get("id", 0), None)
+        call_id, error = answer.get("id"), answer.get("error")
+        if type(call_id) is not int or not isinstance(error, dict | None):
+            raise MalformedFrame("a RESULT without a number, or whose error is no object")
+        call = self._calls.pop(call_id, None)
         if call is None or call.done():
             return
-        error = answer.get("error")
         if error is not None:
             call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
         else:
             call.set_result(answer.get("result") or {})
+
+
+def _log_refused(connection: LinkConnection, code: str, why: str) -> None:
+    log.warning("link connection rejected", extra={"peer": connection.peer_address, "code": code, "detail": why})
+
+
+def least_protected(connections: Iterable[LinkConnection]) -> LinkConnection | None:
+    """The one over which somebody in between can do most; None: there is none."""
+    return max(connections, key=lambda each: list(Protection).index(each.protection), default=None)
 
 
 @contextmanager

@@ -79,7 +79,10 @@ class ControlAnchors(Part):
     async def _tell(self, connection: LinkConnection) -> None:
         anchors = self._context.control.anchors
         own, heard = anchors.own(), anchors.heard_of(str(connection.peer.get("cluster_id")))
-        question = calls.TellAnchors(None if own is None else own.encode(), None if heard is None else heard.encode())
+        proof = None if own is None else anchors.proof(own)
+        question = calls.TellAnchors(
+            None if own is None else own.encode(), None if heard is None else heard.encode(), proof
+        )
         try:
             await connection.call(question, CALL_TIMEOUT_S)
         except (LinkRejected, LinkLost, TimeoutError) as error:
@@ -90,7 +93,7 @@ class ControlAnchors(Part):
         cluster_id = str(connection.peer.get("cluster_id"))
         own, heard = _read(connection, question.own), _read(connection, question.heard)
         if own is not None and own.cluster_id == cluster_id:
-            anchors.hear(own)
+            anchors.hear(own, question.proof)
         if heard is not None:
             anchors.told(heard, f"cluster {cluster_id} over link {connection.link_name}")
         return calls.Done()

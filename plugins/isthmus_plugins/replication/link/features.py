@@ -8,6 +8,7 @@ link is Out-Of-Sync, or Disconnected, with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Final
 
 from isthmus_control.model import Link, LinkMode
@@ -30,6 +31,14 @@ SOURCE_DELETIONS: Final = "source-deletions"
 """It says which of its topics were deleted for certain, and does what is set for those of its source."""
 PIECES: Final = "pieces"
 """It takes large frames in pieces that come between others (:mod:`isthmus_protocol.link_pieces`)."""
+ENCRYPTED_FRAMES: Final = "encrypted-frames"
+"""It encrypts frames where it has no TLS (:mod:`isthmus_protocol.link_cipher`)."""
+ROTATED_SECRETS: Final = "rotated-secrets"
+"""It can have two secrets of a link, and dialler and acceptor say which one they mean."""
+TOKENS: Final = "tokens"
+"""It takes links from who shows a token of its cluster's."""
+CONSENTS: Final = "consents"
+"""It says what it has not granted, and shows what waits for its operator."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -44,6 +53,10 @@ FEATURES: Final = (
     LEFT_OUT_NAMES,
     SOURCE_DELETIONS,
     PIECES,
+    ENCRYPTED_FRAMES,
+    ROTATED_SECRETS,
+    TOKENS,
+    CONSENTS,
 )
 
 
@@ -51,6 +64,21 @@ def known_by(peer: Mapping[str, Any]) -> frozenset[str]:
     """What a peer knows of :data:`FEATURES`, and of those to come, by what it said; nothing if it is older."""
     features = peer.get("features")
     return frozenset(map(str, features)) if isinstance(features, list) else frozenset()
+
+
+class Protection(StrEnum):
+    """What keeps others from reading and altering what goes over a connection. The better ones come first."""
+
+    TLS = "tls"
+    FRAMES = "frames"
+    NONE = "none"
+
+
+def in_the_clear(peer: object, refused: bool = False) -> str:
+    """What is told of a connection that nothing protects."""
+    why = f"the other cluster's proxy {peer} does not know {ENCRYPTED_FRAMES}"
+    so = "which [link] require_encryption needs here" if refused else "so nothing that the link sends is encrypted"
+    return f"{why}, {so}: upgrade it, or give both clusters' link listeners TLS"
 
 
 def missing(link: Link, peer: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,6 @@ through any of the link's remote addresses; the other side accepts them. After t
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -21,19 +20,24 @@ from isthmus_control.model import Link, LinkMode
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import descriptors
-from isthmus_plugins.accepting import Acceptor
+from isthmus_plugins.accepting import Acceptor, oldest_of_most
+from isthmus_plugins.link_policy import is_loopback, remote_address
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.rarely import Rarely
+from isthmus_plugins.rarely import Rarely, RarelyEach
 from isthmus_plugins.replication.link import calls, features, reasons
+from isthmus_plugins.replication.link.attempts import TokenAttempts, place_of
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
+    SECRET,
     Credential,
     LinkConnection,
     LinkLost,
     LinkRejected,
     PeerSilent,
     Receiver,
+    TokenCredential,
 )
+from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.part import NotJoined, Part, not_joined
 from isthmus_plugins.tasks import Tasks
 
@@ -43,20 +47,30 @@ PURPOSE_CREATE: Final = "create-link"
 PURPOSE_LINK: Final = "link"
 HEARD: Final = "control_anchor"
 """In a HELLO: how far the control log of the other cluster had been."""
+PROOF: Final = "control_anchor_proof"
+"""In a HELLO: that the other cluster said so itself."""
 REDIAL_DELAY_MIN_S: Final = 0.2
 REDIAL_DELAY_MAX_S: Final = 2.0
 DELETED_LINK_GRACE_S: Final = 1.0
 LEASE_POLL_S: Final = 0.1
 """A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
 HANDSHAKES_MAX: Final = 256
-"""Connections that have not proved anything yet. More are closed at once."""
+"""Connections that have not proved anything yet. For one more, the oldest of the host that has most such goes."""
+ADDRESSES_MAX: Final = 1_000
+"""That are dialled of one link: peers tell of more and more, and what one of them told is tried for ever."""
+NO_TOKEN: Final = (
+    "the token is none of this cluster's that can be used: it was used already, has expired, or was made elsewhere; "
+    "isthmus link token create makes one"
+)
 ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
 ALREADY_CONNECTED_WAIT_S: Final = 30.0
 _REASONS: Final = {
     "UNSUPPORTED_VERSION": ReasonCode.PEER_VERSION_UNSUPPORTED,
     "LINK_NOT_FOUND": ReasonCode.PEER_HAS_NO_SUCH_LINK,
+    "OTHER_SECRET": ReasonCode.AUTHENTICATION_ERROR,
 }
 """What a peer's rejection is called in status."""
+OTHER_SECRET: Final = "OTHER_SECRET"
 BEHIND_S: Final = 10.0
 """A peer that does not know what a link needs, and was not heard of for so long, is gone; it dials more often."""
 TOPOLOGY_INTERVAL_S: Final = 2.0
@@ -93,7 +107,7 @@ class LinkPeers(Part):
         self._on_change: Callable[[], None] = not_joined
         self._tasks = Tasks("link-peers", context.supervision)
         self._states: dict[str, PeerState] = {}
-        self._accepted: set[LinkConnection] = set()
+        self._accepted: dict[LinkConnection, None] = {}
         """Connections that were accepted and are in the handshake, or create a link."""
         self._leaving: set[LinkConnection] = set()
         """Connections of links that were deleted just now."""
@@ -101,6 +115,8 @@ class LinkPeers(Part):
         """Connections that were accepted and not made yet: in their TLS handshake."""
         self._acceptor: Acceptor[LinkConnection] | None = None
         self._refused = Rarely(_log_refused)
+        self._rejected = RarelyEach[tuple[str, str, str]](_log_rejected)
+        self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
 
@@ -139,7 +155,7 @@ class LinkPeers(Part):
         )
         await self._acceptor.bind()
         self._acceptor.listen(HANDSHAKES_MAX)
-        self._context.link_listening(self._acceptor.port)
+        self._context.link_listening(self._acceptor)
 
     async def stop(self) -> None:
         if self._acceptor is not None:
@@ -164,7 +180,7 @@ class LinkPeers(Part):
             for connection in list(peer.connections.values()):
                 connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
                 try:
-                    self._check_features(link, connection.peer)
+                    self._check_features(link, connection.peer, connection.protection)
                 except LinkRejected as error:
                     connection.close(error.message)
             if link.dials:
@@ -201,7 +217,7 @@ class LinkPeers(Part):
     # ---- dialling ----
 
     def _keep_dialling(self, link_name: str, state: PeerState, address: str) -> None:
-        if address not in state.dialling:
+        if address not in state.dialling and len(state.dialling) < ADDRESSES_MAX:
             state.dialling.add(address)
             self._tasks.keep(f"dial-{link_name}-{address}", partial(self._dial_for_ever, link_name, state, address))
 
@@ -233,14 +249,31 @@ class LinkPeers(Part):
         state.dialling.discard(address)
 
     async def _dial(self, link_name: str, link: Link, state: PeerState, address: str) -> LinkConnection:
-        """Connect to one address of a link's peer and take the connection into use."""
+        """Connect to one address of a link's peer and take the connection into use.
+
+        While the link's secret is rotated either side may be the first to have the new one alone.
+        """
+        *others, last = link.secrets
+        for secret_id in others:
+            try:
+                return await self._dial_with(secret_id, link_name, link, state, address)
+            except LinkRejected as error:
+                if error.code != OTHER_SECRET:
+                    raise
+        return await self._dial_with(last, link_name, link, state, address)
+
+    async def _dial_with(
+        self, secret_id: str, link_name: str, link: Link, state: PeerState, address: str
+    ) -> LinkConnection:
         self._check_may_go_on(link)
-        host, _, port = address.rpartition(":")
+        where = remote_address(address)
+        if where is None:
+            raise ValueError("it is no host:port")
         already: list[LinkConnection] = []
 
-        def approve(peer: dict[str, Any]) -> None:
+        def approve(peer: dict[str, Any], protection: Protection) -> None:
             self._check_cluster(link, peer)
-            self._check_features(link, peer)
+            self._check_features(link, peer, protection)
             known = state.connections.get(str(peer.get("proxy")))
             if known is not None and not known.lost and known.peer.get("incarnation") == peer.get("incarnation"):
                 already.append(known)
@@ -248,12 +281,11 @@ class LinkPeers(Part):
 
         try:
             return await LinkConnection.dial(
-                host.strip("[]"),
-                int(port),
+                *where,
                 clock=self._clock,
                 supervision=self._context.supervision,
-                hello=self._hello(link),
-                secret=self._context.secret_of(link),
+                hello={**self._hello(link), SECRET: secret_id},
+                secret=self._context.unseal(link.secrets[secret_id], link.link_id),
                 identity=self._identity(),
                 tls=self._context.link_client_tls,
                 approve=approve,
@@ -282,7 +314,7 @@ class LinkPeers(Part):
             except LinkLost:
                 break
             for proxy in proxies:
-                if proxy.link_address and proxy.proxy not in state.connections:
+                if proxy.link_address and remote_address(proxy.link_address) and proxy.proxy not in state.connections:
                     self._keep_dialling(link_name, state, proxy.link_address)
             await connection.lost_within(TOPOLOGY_INTERVAL_S)
 
@@ -290,8 +322,8 @@ class LinkPeers(Part):
 
     def _admits(self, descriptor: int, peer: str) -> bool:
         """Whether one more connection may come in. What it is shows in the handshake; until then there are so many."""
-        self._accepted = {other for other in self._accepted if not other.lost}
-        if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX:
+        self._accepted = {other: None for other in self._accepted if not other.lost}
+        if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX and not self._made_room():
             self._refused.one(f"{peer}: TOO_MANY, there are too many connections that have not proved anything")
         elif descriptors.is_kept(descriptor):
             self._refused.one(f"{peer}: TOO_MANY, file descriptors run short")
@@ -299,12 +331,25 @@ class LinkPeers(Part):
             return True
         return False
 
+    def _made_room(self) -> bool:
+        """End the connection that has proved nothing for longest, of the host that has most such. False: all have."""
+        unproven = {each: each.peer_address for each in self._accepted if not each.ready.done()}
+        if self._acceptor is not None and len(self._arriving) >= len(unproven):
+            return self._acceptor.end_oldest()
+        if not unproven:
+            return False
+        oldest = oldest_of_most(unproven)
+        oldest.close("it has proved nothing, and others wait")
+        self._accepted.pop(oldest, None)
+        return True
+
     def _accept(self) -> LinkConnection:
         return LinkConnection(
             clock=self._clock,
             supervision=self._context.supervision,
             accept=self._look_up,
             approve=self._approve,
+            on_refused=self._refused_peer,
             identity=self._identity(),
             on_ready=self._accepted_ready,
             on_made=self._made,
@@ -312,43 +357,82 @@ class LinkPeers(Part):
 
     def _made(self, connection: LinkConnection) -> None:
         self._arriving.discard(connection)
-        self._accepted.add(connection)
+        self._accepted[connection] = None
 
-    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
-        """The secret that a dialler must hold. Raises LinkRejected."""
+    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential | TokenCredential:
+        """What a dialler must hold. Raises LinkRejected."""
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease (yet)")
         purpose = hello.get("purpose")
         if purpose == PURPOSE_CREATE:
-            spec = self._context.link_listener
-            token = spec.enrolment_token if spec is not None else None
-            if token is None and not _is_loopback(connection.peer_address):
-                raise LinkRejected(
-                    "AUTHENTICATION_ERROR",
-                    "this cluster takes new links from its own machine only: set [link_listener] enrolment_token_file "
-                    "on its proxies and give the token to `isthmus link create --token-file`",
-                )
-            return Credential(token or b"")
+            token_id = hello.get("token")
+            return self._without_token(connection) if token_id is None else self._token(str(token_id), connection)
         if purpose == PURPOSE_LINK:
             for link in self._context.control.state.links.values():
                 if link.link_id == hello.get("link_id"):
                     self._check_cluster(link, hello)
-                    return Credential(self._context.secret_of(link))
+                    return self._credential(link, hello.get(SECRET, ""))
             self._claimed(hello, connection)
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
 
-    def _approve(self, hello: dict[str, Any]) -> None:
+    def _credential(self, link: Link, secret_id: object) -> Credential:
+        """Raises LinkRejected, which tells a stranger nothing of keys."""
+        sealed = link.secrets.get(secret_id) if isinstance(secret_id, str) else None
+        if sealed is None:
+            raise LinkRejected(OTHER_SECRET, "this cluster does not have that secret of the link (yet, or any more)")
+        try:
+            return Credential(self._context.unseal(sealed, link.link_id))
+        except SealingError as error:
+            log.warning("link secret not opened", extra={"link": link.name, "detail": str(error)})
+            raise LinkRejected(
+                "AUTHENTICATION_ERROR", "this proxy cannot open the link's secret: see its log"
+            ) from error
+
+    def _without_token(self, connection: LinkConnection) -> Credential:
+        if self._context.link_policy.allow_local_links and is_loopback(connection.peer_address):
+            return Credential(b"")
+        raise LinkRejected(
+            "AUTHENTICATION_ERROR",
+            "this cluster takes a link from who shows one of its tokens: isthmus link token create makes one there, "
+            "isthmus link create --token-file shows it (link.allow_local_links does without, on one machine)",
+        )
+
+    def _token(self, token_id: str, connection: LinkConnection) -> TokenCredential:
+        pause_s = self._attempts.pause_s(connection.peer_address)
+        if pause_s:
+            message = f"tokens that came from your address were none: try again in {pause_s:.0f} s"
+            raise LinkRejected("TOO_MANY_ATTEMPTS", message)
+        token = self._context.control.state.link_tokens.get(token_id)
+        if token is None or self._clock.time() * 1000 >= token.expires_ms:
+            raise LinkRejected("AUTHENTICATION_ERROR", NO_TOKEN)
+        try:
+            return TokenCredential(token.public_key, self._context.unseal(token.acceptor_key, token_id))
+        except SealingError as error:
+            log.warning("link token not opened", extra={"token_id": token_id, "detail": str(error)})
+            raise LinkRejected("AUTHENTICATION_ERROR", "this proxy cannot open its own token: see its log") from error
+
+    def _refused_peer(self, connection: LinkConnection, code: str, why: str) -> None:
+        """A connection that was accepted ends because of what its peer sent."""
+        if code == "AUTHENTICATION_ERROR" and connection.shows_token:
+            self._attempts.failed(connection.peer_address)
+        place = place_of(connection.peer_address)
+        self._rejected.one(f"{place} {code}", (connection.peer_address, code, why))
+
+    def _approve(self, hello: dict[str, Any], protection: Protection) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
+        if hello.get("purpose") == PURPOSE_CREATE:
+            self.check_protection(hello, protection)
         for link in self._context.control.state.links.values():
             if hello.get("purpose") == PURPOSE_LINK and link.link_id == hello.get("link_id"):
-                self._check_features(link, hello)
+                self._check_features(link, hello, protection)
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
+            self._attempts.succeeded(connection.peer_address)
             connection.handlers = self._create_answers
             return
-        self._accepted.discard(connection)
+        self._accepted.pop(connection, None)
         for link in self._context.control.state.links.values():
             if link.link_id == connection.peer.get("link_id"):
                 self._take(link.name, link, self._states.setdefault(link.name, PeerState()), connection)
@@ -369,8 +453,12 @@ class LinkPeers(Part):
 
     def _hello(self, link: Link) -> dict[str, Any]:
         """What a dialler says. A cluster that lost its control log has no link to say the rest to."""
-        heard = self._context.control.anchors.heard_of(link.remote_cluster_id)
+        anchors = self._context.control.anchors
         hello = {"purpose": PURPOSE_LINK, "link_id": link.link_id}
+        proven = anchors.proven_of(link.remote_cluster_id)
+        if proven is not None:
+            return {**hello, HEARD: proven[0].encode(), PROOF: proven[1]}
+        heard = anchors.heard_of(link.remote_cluster_id)
         return hello if heard is None else {**hello, HEARD: heard.encode()}
 
     def _claimed(self, hello: Mapping[str, Any], connection: LinkConnection) -> None:
@@ -379,7 +467,8 @@ class LinkPeers(Part):
         except (KeyError, MalformedAnchor):
             return
         by = f"proxy {hello.get('proxy')!r} at {connection.peer_address}, of a link that this cluster does not know"
-        self._context.control.anchors.claimed(anchor, by)
+        proof = hello.get(PROOF)
+        self._context.control.anchors.claimed(anchor, proof if isinstance(proof, str) else None, by)
 
     def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:
         if peer.get("cluster_id") != link.remote_cluster_id:
@@ -388,16 +477,26 @@ class LinkPeers(Part):
                 f"the peer is of cluster {peer.get('cluster_id')}, the link goes to {link.remote_cluster_id}",
             )
 
+    def check_protection(self, peer: Mapping[str, Any], protection: Protection) -> None:
+        """Nothing need be said in the clear over this connection, where that is configured. Raises LinkRejected."""
+        if (missing := self._unprotected(peer, protection)) is not None:
+            raise LinkRejected("UNSUPPORTED_VERSION", missing)
+
+    def _unprotected(self, peer: Mapping[str, Any], protection: Protection) -> str | None:
+        if protection is not Protection.NONE or not self._context.link_policy.require_encryption:
+            return None
+        return features.in_the_clear(peer.get("proxy"), refused=True)
+
     def _check_may_go_on(self, link: Link) -> None:
         """This proxy knows all that its control log says of the link. Raises LinkRejected."""
         stopped = self._context.control.state.lookup.stopped.get(link.name)
         if stopped is not None:
             raise LinkRejected(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
 
-    def _check_features(self, link: Link, peer: Mapping[str, Any]) -> None:
+    def _check_features(self, link: Link, peer: Mapping[str, Any], protection: Protection) -> None:
         """The link may go on here, and the peer knows what it needs. Raises LinkRejected."""
         self._check_may_go_on(link)
-        missing = features.missing(link, peer)
+        missing = features.missing(link, peer) or self._unprotected(peer, protection)
         behind = self._states.setdefault(link.name, PeerState()).behind
         if missing is None:
             behind.pop(str(peer.get("proxy")), None)
@@ -488,8 +587,7 @@ def _log_refused(connections: int, detail: str) -> None:
     log.warning("link connections refused", extra={"connections": connections, "detail": detail})
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:
+    peer, code, why = last
+    extra = {"connections": connections, "peer": peer, "code": code, "detail": why}
+    log.warning("link connections rejected", extra=extra)

@@ -17,6 +17,7 @@ from isthmus_control.model import (
     OnSourceLoss,
     ResourceType,
     Role,
+    contains,
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
@@ -45,6 +46,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
 from isthmus_plugins.replication.link.features import SOURCE_DELETIONS, SOURCE_LOSSES
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -62,6 +64,7 @@ class Attaching:
         transaction_verification: TransactionVerification,
         group_follower: GroupFollower,
         left_out: LeftOutNames,
+        consents: Consents,
     ) -> None:
         self._context = context
         self._commands = commands
@@ -71,11 +74,18 @@ class Attaching:
         self._transaction_verification = transaction_verification
         self._group_follower = group_follower
         self._left_out = left_out
+        self._consents = consents
 
     async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
-        """Attach a pair of namespaces at both ends; the follower decides first."""
+        """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits."""
         link = self._commands.link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
+        lacking = await self._consents.ask(link_name, request.model_copy(update={"dry_run": True}))
+        if lacking:
+            self._commands.would_append(
+                AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
+            )
+            return await self._consents.wait(link, request, lacking)
         if kind is ResourceType.PRINCIPAL:
             return await self._attach_principals(link, request, role)
         on_source_loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
@@ -159,7 +169,9 @@ class Attaching:
         """What would be left out. Raises OperationError."""
         try:
             return await self._left_out.attached(link, kind, request.local, request.remote, role)
-        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+        except LinkRejected as error:
+            raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
+        except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("UNAVAILABLE", f"what would be left out is not known: {error}", 503) from error
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
@@ -187,6 +199,7 @@ class Attaching:
 
     async def on_check_acls(self, connection: LinkConnection, question: calls.CheckAcls) -> calls.Done:
         """The other side is about to attach principals."""
+        self._consents.check(connection.link_name, question)
         await self._commands.for_peer(self._checked(_asked(connection, question)))
         return calls.Done()
 
@@ -232,10 +245,12 @@ class Attaching:
             ) from error
 
     async def on_attach(self, connection: LinkConnection, question: calls.Attach) -> calls.Done:
-        await self._commands.for_peer(self._attach_here(_asked(connection, question)))
+        asked = replace(_asked(connection, question), for_peer=self._consents.for_peer)
+        await self._commands.for_peer(self._attach_here(asked))
         return calls.Done()
 
     async def on_plan_attach(self, connection: LinkConnection, question: calls.PlanAttach) -> calls.PlanAttachAnswer:
+        self._consents.check(connection.link_name, question)
         asked = _asked(connection, question)
         plans, verification = await self._commands.for_peer(
             self._plan(asked, question.topics, question.truncate_target)
@@ -335,8 +350,11 @@ class Attaching:
         return found
 
     async def on_led_topics(self, connection: LinkConnection, question: calls.LedTopics) -> calls.LedTopicsAnswer:
+        self._consents.check_led(connection.link_name, question.prefix)
         topics = await self._commands.for_peer(self.led_topics(question.prefix, bool(question.settings)))
-        return calls.LedTopicsAnswer(topics, tuple(sorted(self._context.control.state.truncations)))
+        truncating = self._context.control.state.truncations
+        of_these = [name for name in truncating if contains(ResourceType.TOPIC, question.prefix, name)]
+        return calls.LedTopicsAnswer(topics, tuple(sorted(of_these)))
 
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
         """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""
@@ -354,7 +372,9 @@ class Attaching:
 
     async def on_alter_mapping(self, connection: LinkConnection, question: calls.AlterMapping) -> calls.Done:
         wanted = question.on_source_loss, question.on_source_delete
-        body = AlterMapping(connection.link_name, question.type, question.local, *wanted)
+        body = AlterMapping(
+            connection.link_name, question.type, question.local, *wanted, for_peer=self._consents.for_peer
+        )
         await self._commands.append_for_peer(body)
         return calls.Done()
 
@@ -363,6 +383,10 @@ class Attaching:
         link = self._commands.link(link_name)
         kind = ResourceType(type_)
         mapping = link.mapping(kind, local_prefix)
+        waits = link.waits(kind, local_prefix)
+        if mapping is None and waits is not None:
+            await self._consents.withdraw(link, waits, local_only)
+            return
         if mapping is None:
             raise OperationError(
                 "NOT_FOUND", f"{type_} namespace {local_prefix!r} is not attached to {link_name!r}", 404
@@ -377,12 +401,12 @@ class Attaching:
                 await self._commands.call(link_name, there)
             await self.detach_here(link, mapping)
 
-    async def detach_here(self, link: Link, mapping: NamespaceMapping) -> None:
-        """Detach a mapping at this end."""
+    async def detach_here(self, link: Link, mapping: NamespaceMapping, for_peer: bool = False) -> None:
+        """Detach a mapping at this end. ``for_peer``: the other side may attach it again."""
         topics_follow = mapping.role is Role.FOLLOWER and mapping.type is ResourceType.TOPIC
         if topics_follow:
             await self._follower_end.end_mapping(link.name, mapping)
-        await self._commands.append(DetachNamespace(link.name, mapping.type, mapping.local_prefix))
+        await self._commands.append(DetachNamespace(link.name, mapping.type, mapping.local_prefix, for_peer))
         if mapping.role is Role.FOLLOWER:
             await self._commands.enforced()
             await self._group_follower.left()
@@ -406,7 +430,9 @@ class Attaching:
         link = self._context.control.state.links.get(connection.link_name)
         mapping = link.mapping(question.type, question.local) if link is not None else None
         if link is not None and mapping is not None:
-            await self._commands.for_peer(self.detach_here(link, mapping))
+            await self._commands.for_peer(self.detach_here(link, mapping, self._consents.for_peer))
+        elif link is not None:
+            await self._consents.on_detach(link, question)
         return calls.Done()
 
 

@@ -80,6 +80,11 @@ class LinkCommands:
                 409,
             )
 
+    def all_know(self, link_name: str, feature: str) -> bool:
+        """Whether every connected proxy of the other cluster knows something. Raises OperationError without any."""
+        self.connection(link_name)
+        return all(feature in each.peer_features for each in self._peers.connections(link_name))
+
     async def call(self, link_name: str, question: Question[A]) -> A:
         """Ask the other end of a link, for 60 s at most."""
         try:

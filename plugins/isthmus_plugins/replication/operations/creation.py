@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
+import asyncio
+import logging
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from isthmus_control.commands import CreateLink, DeleteLink, RegisterProducerIds, SetOffsetsTopic
-from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
+from isthmus_control.grants import EVERYTHING, OFFSETS_COPY, covers, not_granted
+from isthmus_control.levels import CONSENT
+from isthmus_control.model import Grant, Link, NamespaceMapping, OffsetsCopy, Role
+from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
+from isthmus_plugins.link_policy import remote_address
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link import calls, features
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.operations.consents import grants_of, token_of
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, choice, chosen_copy, wanted_copy
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
-_HOST: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+log = logging.getLogger("isthmus_plugins.replication")
+
 CREATE_TIMEOUT_S: Final = 75.0
 """Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
+CONNECT_POLLS: Final = 100
+CONNECT_POLL_S: Final = 0.05
+"""So often, and after so long each time, a new link is looked at until it has connected."""
 
 
 class LinkCreation:
@@ -45,45 +54,85 @@ class LinkCreation:
 
     async def create(self, request: links.CreateLink) -> None:
         """Set up both ends of a link."""
-        name = request.link_name
-        if name in self._context.control.state.links:
+        context, name = self._context, request.link_name
+        if name in context.control.state.links:
             raise OperationError("ALREADY_EXISTS", f"there is a link {name!r} already", 409)
         address = remote_address(request.remote)
         if address is None:
             raise OperationError("INVALID_REQUEST", f"--remote takes host:port, not {request.remote!r}", 422)
+        if not context.link_policy.may_reach(*address):
+            raise OperationError(
+                "REMOTE_NOT_ALLOWED",
+                f"links may not be created to {request.remote} from here: link.remotes_allowed in this proxy's "
+                "configuration has the addresses to which they may",
+                409,
+            )
+        token = None if request.token is None else token_of(request.token)
         copy = wanted_copy(request.offsets_topic, request.offsets_groups)
         self._offsets_topics.check(copy)
         link_id = str(uuid.uuid4())
+        # Refused by this side, it must not have used up the token.
+        grants = self._given(grants_of(request.may), token is None)
+        self._commands.would_append(CreateLink(name, link_id, "?", True, (request.remote,), grants=grants))
         try:
             connection = await LinkConnection.dial(
                 *address,
-                clock=self._context.clock,
-                supervision=self._context.supervision,
+                clock=context.clock,
+                supervision=context.supervision,
                 hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
-                secret=(request.token or "").encode(),
-                identity={"cluster_id": self._context.cluster_id, "proxy": self._context.proxy_name},
-                tls=self._context.link_client_tls,
+                secret=b"",
+                token=token,
+                identity={
+                    "cluster_id": context.cluster_id,
+                    "proxy": context.proxy_name,
+                    "features": list(features.FEATURES),
+                },
+                approve=self._peers.check_protection,
+                tls=context.link_client_tls,
             )
         except (OSError, TimeoutError, LinkLost) as error:
+            # Whoever asks is not told what is behind which port there; the log has it.
+            detail = str(error) or type(error).__name__
+            log.warning("link not created", extra={"link": name, "address": request.remote, "detail": detail})
             raise OperationError(
                 "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR",
-                f"{request.remote} does not answer as a link listener ({str(error) or type(error).__name__}): "
-                "--remote is the [link_listener] address of a proxy of the other cluster",
+                f"{request.remote} does not answer as a link listener: --remote is the [link_listener] address of a "
+                "proxy of the other cluster; this proxy's log says what happened",
                 503,
             ) from error
         except LinkRejected as error:
             raise OperationError(error.code, f"{request.remote} refused: {error.message}", 409) from error
         try:
-            await self._create_over(connection, name, link_id, request.remote, copy)
+            await self._create_over(connection, name, link_id, request.remote, copy, grants)
         except LinkRejected as error:
             raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
         except (LinkLost, TimeoutError) as error:
             raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
         finally:
             await connection.stopped()
+        await self._connected(name)
+
+    async def _connected(self, name: str) -> None:
+        """Give a new link a while to connect, which all that is asked of it next takes. If not, status says why."""
+        for _ in range(CONNECT_POLLS):
+            if self._peers.connections(name):
+                break
+            await asyncio.sleep(CONNECT_POLL_S)
+
+    def _given(self, grants: tuple[Grant, ...], local: bool) -> tuple[Grant, ...]:
+        """What is granted with a new link. ``local``: no token was shown for it, which is a setting of this machine."""
+        context = self._context
+        everything = local and context.link_policy.allow_local_links and context.control.state.level >= CONSENT
+        return EVERYTHING if everything and not grants else grants
 
     async def _create_over(
-        self, connection: LinkConnection, name: str, link_id: str, remote: str, copy: OffsetsCopy | None
+        self,
+        connection: LinkConnection,
+        name: str,
+        link_id: str,
+        remote: str,
+        copy: OffsetsCopy | None,
+        grants: tuple[Grant, ...],
     ) -> None:
         context = self._context
         remote_cluster = str(connection.peer.get("cluster_id"))
@@ -110,6 +159,7 @@ class LinkCreation:
                     remote_addresses=tuple(dict.fromkeys([remote, *answer.addresses])),
                     local_addresses=() if address is None else (address,),
                     secret=secret,
+                    grants=grants,
                 )
             )
         except OperationError:
@@ -126,7 +176,10 @@ class LinkCreation:
         context = self._context
         name, link_id = question.link_name, question.link_id
         remote_cluster = str(connection.peer.get("cluster_id"))
-        known = context.control.state.links.get(name)
+        token = str(connection.peer.get("token", ""))
+        known, copy = context.control.state.links.get(name), chosen_copy(question.offsets_topic)
+        if copy is not None and token:
+            self._check_copy(name, token)
         if known is not None:
             # An earlier attempt whose other half was never recorded holds no namespace and never connected.
             if known.remote_cluster_id != remote_cluster or known.mappings or self._peers.connections(name):
@@ -145,14 +198,23 @@ class LinkCreation:
                 remote_addresses=question.addresses,
                 local_addresses=() if address is None else (address,),
                 secret=context.seal(connection.agreed_secret(link_id), link_id),
+                token=token,
+                grants=self._given((), local=not token),
             )
         )
-        copy = chosen_copy(question.offsets_topic)
         if copy is not None:
-            await self._commands.append_for_peer(SetOffsetsTopic(name, Role.FOLLOWER, copy))
+            for_peer = context.control.state.level >= CONSENT
+            await self._commands.append_for_peer(SetOffsetsTopic(name, Role.FOLLOWER, copy, for_peer))
         return calls.CreateLinkAnswer(
             () if address is None else (address,), producer_id_ranges=context.control.state.producer_id_ranges
         )
+
+    def _check_copy(self, name: str, token_id: str) -> None:
+        """Refuse a copy of the other side's offsets topic that its token does not grant, before that is used up."""
+        token = self._context.control.state.link_tokens.get(token_id)
+        if token is not None and not any(covers(grant, OFFSETS_COPY) for grant in token.grants):
+            message = f"the token does not grant --offsets-topic: {not_granted(name, (OFFSETS_COPY,))}"
+            raise LinkRejected(ReasonCode.NOT_GRANTED, message)
 
     async def on_undo_create_link(self, connection: LinkConnection, question: calls.UndoCreateLink) -> calls.Done:
         """The other side could not record its half."""
@@ -200,16 +262,3 @@ class LinkCreation:
         if link is not None:
             await self._commands.for_peer(self._delete_here(link))
         return calls.Done()
-
-
-def remote_address(text: str) -> tuple[str, int] | None:
-    """Host and port of ``host:port`` or ``[v6]:port``; None where it is neither."""
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
-        return None
-    if not host.startswith("["):
-        return (host, int(port)) if _HOST.fullmatch(host) else None
-    try:
-        return str(ipaddress.IPv6Address(host[1:-1] if host.endswith("]") else "")), int(port)
-    except ValueError:
-        return None

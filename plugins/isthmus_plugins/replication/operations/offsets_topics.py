@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from isthmus_control.commands import Body, SetOffsetsTopic
+from isthmus_control.levels import CONSENT
 from isthmus_control.model import Link, OffsetsCopy, OffsetsForm, Role
 from isthmus_control.outcome import Refuse
 from isthmus_control.rules.offsets_topics import check_offsets_copy
@@ -96,7 +97,8 @@ class OffsetsTopics:
             if copy is None:
                 await self.end(link)
             else:
-                await self._append(SetOffsetsTopic(link.name, Role.FOLLOWER, copy))
+                for_peer = self._context.control.state.level >= CONSENT
+                await self._append(SetOffsetsTopic(link.name, Role.FOLLOWER, copy, for_peer))
         return calls.Done()
 
     async def end(self, link: Link) -> None:

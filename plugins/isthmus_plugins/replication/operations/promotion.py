@@ -48,7 +48,14 @@ from isthmus_control.model import (
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, TransactionMarkers
-from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
+from isthmus_plugins.links import (
+    Attach,
+    GroupVerdict,
+    NamespaceRef,
+    OperationError,
+    PromotedNamespace,
+    PromoteReport,
+)
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
@@ -97,6 +104,7 @@ class Promotions:
         promoted: Callable[[], Awaitable[None]],
         left_out: LeftOutNames,
         replicas: FollowerReplicas,
+        ask: Callable[[str, Attach], Awaitable[Sequence[str]]],
     ) -> None:
         self._context = context
         self._clock = context.clock
@@ -105,6 +113,8 @@ class Promotions:
         self._promoted = promoted
         self._left_out = left_out
         self._replicas = replicas
+        self._ask = ask
+        """For what the other cluster has not granted for an attach."""
         self._call = call
         self._append = append
         self._detach_here = detach_here
@@ -178,6 +188,8 @@ class Promotions:
                 report.missing += await self._behind(link, mapping)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        back = Attach(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix, role="leader", dry_run=True)
+        report.missing_grants = list(await self._ask(link.name, back))
         return report
 
     async def _behind(self, link: Link, mapping: NamespaceMapping) -> list[str]:

@@ -38,12 +38,14 @@ from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.operations.acknowledging import Acknowledging
 from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.creation import LinkCreation
 from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.kept_settings import KeptSettings
 from isthmus_plugins.replication.operations.mode import LinkModes
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
+from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
@@ -86,6 +88,7 @@ class LinkService(Part):
         self._replicas = replicas
         self._verification = verification
         self._commands = commands = LinkCommands(context, peers)
+        self.consents = Consents(context, commands, peers, self.attach)
         self.attaching = Attaching(
             context,
             commands,
@@ -95,6 +98,7 @@ class LinkService(Part):
             transaction_verification,
             group_follower,
             left_out,
+            self.consents,
         )
         self.offsets_topics = OffsetsTopics(
             context,
@@ -121,6 +125,7 @@ class LinkService(Part):
             self._promoted,
             left_out,
             replicas,
+            self.consents.ask,
         )
         self._statuses = LinkStatuses(
             context,
@@ -140,8 +145,10 @@ class LinkService(Part):
             left_out,
             lambda: self._promotions.trouble,
             self._kept_settings.of,
+            self.consents.waiting,
         )
         self._acknowledging = Acknowledging(commands, told_losses)
+        self._rotations = SecretRotations(context, commands, peers)
         self._modes = LinkModes(
             self._statuses.of,
             leader_end.stream,
@@ -156,14 +163,21 @@ class LinkService(Part):
     def start(self) -> None:
         self._promotions.start()
         self._kept_settings.start()
+        self.consents.start()
 
     async def stop(self) -> None:
+        await self.consents.stop()
         await self._promotions.stop()
         await self._kept_settings.stop()
+        await self._rotations.stop()
+
+    def wake(self) -> None:
+        self._rotations.look()
 
     def answers(self) -> Sequence[Answering]:
         return (
             calls.PlanAttach.by(self.attaching.on_plan_attach),
+            calls.AskAttach.by(self.consents.on_ask),
             calls.Attach.by(self.attaching.on_attach),
             calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
@@ -175,6 +189,7 @@ class LinkService(Part):
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
             calls.AcknowledgeSourceLosses.by(self._acknowledging.on_acknowledge),
+            *self._rotations.answers(),
         )
 
     def create_answers(self) -> Sequence[Answering]:
@@ -195,6 +210,30 @@ class LinkService(Part):
         """Delete both ends."""
         await self.creation.delete(link_name, local_only)
 
+    async def create_token(self, request: links.CreateToken) -> links.NewToken:
+        """Make a token, with which another cluster may make one link with this one."""
+        return await self.consents.create_token(request)
+
+    def tokens(self) -> list[links.TokenStatus]:
+        """Those that nobody has used yet."""
+        return self.consents.tokens()
+
+    async def delete_token(self, token_id: str) -> None:
+        """Have a token be none any more."""
+        await self.consents.delete_token(token_id)
+
+    def grants(self, link_name: str) -> links.GrantsStatus:
+        """What the other cluster of a link may have done here."""
+        return self.consents.grants(link_name)
+
+    async def grant(self, link_name: str, request: links.ChangeGrants) -> links.GrantsStatus:
+        """Let it have more done."""
+        return await self.consents.change(link_name, given=request.may, taken=[])
+
+    async def revoke(self, link_name: str, request: links.ChangeGrants) -> links.GrantsStatus:
+        """Let it have less done from now on; what is attached goes on."""
+        return await self.consents.change(link_name, given=[], taken=request.may)
+
     async def alter(self, link_name: str, request: links.AlterLink) -> LinkStatus:
         """Change settings, and how this cluster's offsets topic is copied, at both ends."""
         self._commands.link(link_name)
@@ -203,6 +242,10 @@ class LinkService(Part):
         if request.offsets_topic is not None:
             await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
         return self.status(link_name)
+
+    async def rotate_secret(self, link_name: str) -> links.SecretRotated:
+        """Give both sides of a link a new secret, while it runs."""
+        return await self._rotations.rotate(link_name)
 
     async def set_mode(self, link_name: str, request: links.SetMode) -> links.ModeResult:
         """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""
@@ -300,6 +343,7 @@ class LinkService(Part):
         self, connection: LinkConnection, question: calls.TopicSettings
     ) -> calls.TopicSettingsAnswer:
         """What topics of a led namespace have for the settings that a follower overrides."""
+        self.consents.check_led(connection.link_name, question.prefix)
         led = await self._commands.for_peer(self.attaching.led_topics(question.prefix))
         try:
             return calls.TopicSettingsAnswer(await self._promotions.settings_of([each.topic for each in led]))
@@ -321,6 +365,7 @@ class LinkService(Part):
         The high watermark may lag behind; what is beyond it may be shown later, so the log ends count.
         """
         prefix = question.prefix
+        self.consents.check_led(connection.link_name, prefix)
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
         for name, truncation in self._context.control.state.truncations.items():
             if mapping.remote_name(name) is not None:  # its log is not whole

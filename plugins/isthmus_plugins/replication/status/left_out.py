@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from isthmus_control.control_state import ControlState
+from isthmus_control.grants import missing, needed, not_granted
 from isthmus_control.left_out import LeftOut, left_out
+from isthmus_control.levels import CONSENT
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import LeftOutName
 from isthmus_plugins.process import PluginContext
@@ -104,6 +107,10 @@ class LeftOutNames(Part):
         link = self._context.control.state.links.get(connection.link_name)
         mappings = link.pairs(Role.LEADER) if link is not None else ()
         if question.type is not None and question.local is not None and question.remote is not None:
+            if link is not None and self._context.control.state.level >= CONSENT:
+                lacking = missing(link, needed(question.type, question.local, Role.LEADER))
+                if lacking:
+                    raise LinkRejected(ReasonCode.NOT_GRANTED, not_granted(link.name, lacking))
             mappings = (*mappings, _led(question.type, question.local, question.remote))
         try:
             return await self._of_this_cluster(mappings)

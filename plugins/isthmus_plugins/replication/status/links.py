@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
-from isthmus_plugins.links import LinkStatus, PartitionStatus
+from isthmus_plugins.links import LinkStatus, PartitionStatus, WaitingMapping
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -18,7 +18,9 @@ from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import features, reasons
+from isthmus_plugins.replication.link.connection import least_protected
+from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.status.groups import GroupStatuses
@@ -66,8 +68,9 @@ class LinkStatuses:
         left_out: LeftOutNames,
         trouble: Callable[[], str | None],
         settings_kept: Callable[[str], list[str]],
+        waiting: Callable[[Link], list[WaitingMapping]],
     ) -> None:
-        """``trouble``: what keeps a promotion from going on."""
+        """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -86,6 +89,7 @@ class LinkStatuses:
         self._left_out = left_out
         self._trouble = trouble
         self._settings_kept = settings_kept
+        self._waiting = waiting
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -104,7 +108,12 @@ class LinkStatuses:
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
+        least, waiting = least_protected(self._peers.connections(link.name)), self._waiting(link)
         warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
+        if waiting and warned == Hindered():
+            warned = Hindered(waiting[0].reason, f"{waiting[0].local!r} is not attached: {waiting[0].message}")
+        if warned == Hindered() and least is not None and least.protection is Protection.NONE:
+            warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(least.peer.get("proxy")))
         if hindered.code is not None and state is LinkState.FOLLOWING:
             state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
@@ -120,8 +129,11 @@ class LinkStatuses:
             state=state,
             reason=warned.code,
             message=warned.message,
+            encryption=None if least is None else least.protection.value,
+            secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
+            waiting=waiting,
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,

@@ -102,7 +102,7 @@ class CommitGate:
         await self._tasks.close()
 
     def hooks(self) -> list[RequestHook]:
-        return [RequestHook(api, self.on_commit, whole=True) for api in COMMITS]
+        return [RequestHook(api, self.on_commit, whole=True, pure=True) for api in COMMITS]
 
     def control_changed(self, links: Iterable[str]) -> None:
         """Hold commits for these links, or let go, as the control log says now."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.reservations import settled
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Namespace, NamespaceKey, ResourceType
@@ -54,7 +55,7 @@ class Process:
 
     def ask(self, *topics: str) -> Request:
         request = produce(*topics, now=self.now)
-        self.verdict = self.plugin.on_produce(request)
+        self.verdict = settled(self.plugin.on_produce(request))
         return request
 
 

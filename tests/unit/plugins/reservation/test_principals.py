@@ -14,6 +14,7 @@ from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Answer, Replace, Request, Verdict
 from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.reservation import ReservationPlugin
+from isthmus_plugins.reservation.principals import UNNAMED_MAX
 from isthmus_protocol.messages import build_response, decode_request, decode_response, encode_response
 from isthmus_protocol.schema import ApiKey
 
@@ -132,6 +133,15 @@ def test_a_message_names_few_of_many_bindings(plugin: ReservationPlugin, process
     [result] = deleted(request, decide(plugin, request))
     assert "'t0', " in result.error_message
     assert "'t2' and 6 more; " in result.error_message
+
+
+def test_the_brokers_are_asked_of_so_many_filters_and_no_more(plugin: ReservationPlugin, process: Process) -> None:
+    asked: list[None] = []
+    process.on_read = lambda: asked.append(None)
+    request = delete(*[(None, f"t{each}") for each in range(UNNAMED_MAX + 3)])
+    results = deleted(request, decide(plugin, request))
+    assert len(asked) == UNNAMED_MAX
+    assert [int(result.error_code) for result in results] == [0] * UNNAMED_MAX + [POLICY_VIOLATION] * 3
 
 
 def test_a_filter_is_not_forwarded_before_it_is_known_what_it_matches(

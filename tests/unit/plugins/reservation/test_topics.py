@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import tracemalloc
 import uuid
@@ -11,13 +10,14 @@ from typing import Any, cast
 
 import pytest
 from support.api_requests import versions
-from support.reservations import INTERNAL_ID, Process, request_of, started
+from support.reservations import INTERNAL_ID, Process, request_of, settled, started
 
 from isthmus.session.dispatch import WRITES
 from isthmus_control import commands as c
 from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
+    WITHOUT_RECORDS,
     Answer,
     Close,
     Hold,
@@ -76,11 +76,11 @@ def codes(request: Request, verdict: Verdict) -> dict[Any, int]:
 def test_produce_by_name(plugin: ReservationPlugin, version: int) -> None:
     assert plugin.on_produce(produce(version, "open-1")) is None
     closed = produce(version, "closed-1")
-    verdict = plugin.on_produce(closed)
+    verdict = settled(plugin.on_produce(closed))
     assert codes(closed, verdict) == {"closed-1": INVALID_REQUEST}
     assert isinstance(verdict, Answer)
     assert verdict.cause == "reserved_namespace"
-    mixed = plugin.on_produce(produce(version, "open-1", "closed-1", "open-2"))
+    mixed = settled(plugin.on_produce(produce(version, "open-1", "closed-1", "open-2")))
     assert isinstance(mixed, Replace)
     _, remaining = decode_request(mixed.frame)
     assert [topic.name for topic in cast(Any, remaining).topic_data] == ["open-1", "open-2"]
@@ -96,7 +96,8 @@ def test_produce_by_name(plugin: ReservationPlugin, version: int) -> None:
 def test_a_part_of_a_frame_is_enough_only_for_topics_that_are_open(plugin: ReservationPlugin) -> None:
     assert plugin.on_produce(produce(9, "open-1", part=0.8)) is None
     assert plugin.on_produce(produce(9, "open-1", part=0.2)) is NEED_MORE
-    assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is NEED_MORE
+    assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is WITHOUT_RECORDS
+    assert plugin.on_produce(produce(9, "closed-1", "open-1", part=0.9)) is NEED_MORE
 
 
 def test_names_that_no_topic_can_have_are_not_kept(plugin: ReservationPlugin) -> None:
@@ -120,7 +121,7 @@ def test_what_was_open_is_not_remembered_past_a_reservation(plugin: ReservationP
     assert leave.until >= request.now
     process.reserve("orders-")
     assert leave.until < request.now
-    assert isinstance(plugin.on_produce(request), Answer)
+    assert isinstance(settled(plugin.on_produce(request)), Answer)
     process.do(c.AlterNamespace(ResourceType.TOPIC, "orders-", False))
     assert plugin.on_produce(request) is None
 
@@ -131,23 +132,19 @@ def test_produce_by_id(plugin: ReservationPlugin, process: Process) -> None:
     process.ids = {new.bytes: "closed-2"}
     assert plugin.on_produce(produce(13, opened)) is None
     request = produce(13, closed)
-    assert codes(request, plugin.on_produce(request)) == {closed: INVALID_REQUEST}
+    assert codes(request, settled(plugin.on_produce(request))) == {closed: INVALID_REQUEST}
     request = produce(13, new, unknown)
     hold = plugin.on_produce(request)
     assert isinstance(hold, Hold)
-    verdict = asyncio.run(_awaited(hold))
+    verdict = settled(hold)
     assert codes(request, verdict) == {new: INVALID_REQUEST, unknown: UNKNOWN_TOPIC_ID}
-
-
-async def _awaited(hold: Hold) -> Verdict:
-    return await hold.verdict
 
 
 def test_an_id_that_cannot_be_resolved_closes_the_connection(plugin: ReservationPlugin, process: Process) -> None:
     process.reachable = False
     hold = plugin.on_produce(produce(13, uuid.uuid4()))
     assert isinstance(hold, Hold)
-    assert isinstance(asyncio.run(_awaited(hold)), Close)
+    assert isinstance(settled(hold), Close)
 
 
 def test_a_lease_that_ends_while_an_id_is_resolved(plugin: ReservationPlugin, process: Process) -> None:
@@ -162,7 +159,7 @@ def test_a_lease_that_ends_while_an_id_is_resolved(plugin: ReservationPlugin, pr
     request = produce(13, topic)
     hold = plugin.on_produce(request)
     assert isinstance(hold, Hold)
-    assert codes(request, asyncio.run(_awaited(hold))) == {topic: NOT_ENOUGH_REPLICAS}
+    assert codes(request, settled(hold)) == {topic: NOT_ENOUGH_REPLICAS}
 
 
 CHANGES: dict[ApiKey, tuple[int, dict[str, Any]]] = {
@@ -226,7 +223,7 @@ def test_a_reserved_topic_that_exists_is_said_to(plugin: ReservationPlugin, proc
         request = request_of(ApiKey.CREATE_TOPICS, version, {"topics": wanted, "timeout": 1000})
         hold = plugin.on_change(request)
         assert isinstance(hold, Hold)
-        verdict = asyncio.run(_awaited(hold))
+        verdict = settled(hold)
         frame: Any
         if isinstance(verdict, Answer):
             frame = verdict.frame
@@ -283,7 +280,7 @@ def test_metadata_creates_nothing_in_a_reserved_namespace(plugin: ReservationPlu
     for version in (1, 12):  # version 1 cannot say that nothing be created
         hold = plugin.on_metadata(metadata(version, "open-1", "closed-1", "closed-2"))
         assert isinstance(hold, Hold)
-        verdict = asyncio.run(_awaited(hold))
+        verdict = settled(hold)
         assert isinstance(verdict, Replace)
         _, asked = decode_request(verdict.frame)
         assert [topic.name for topic in cast(Any, asked).topics] == ["open-1", "closed-1"]
@@ -291,7 +288,7 @@ def test_metadata_creates_nothing_in_a_reserved_namespace(plugin: ReservationPlu
 
 def test_the_proxies_own_topics_are_always_reserved(plugin: ReservationPlugin) -> None:
     request = produce(9, "__isthmus_control")
-    assert codes(request, plugin.on_produce(request)) == {"__isthmus_control": INVALID_REQUEST}
+    assert codes(request, settled(plugin.on_produce(request))) == {"__isthmus_control": INVALID_REQUEST}
 
 
 def test_without_a_lease_nothing_is_created_by_being_asked_for(plugin: ReservationPlugin, process: Process) -> None:
@@ -369,7 +366,7 @@ def read_codes(hook: Callable[[Request], Verdict], request: Request) -> dict[Any
     """Topic (or its id) to error code, as a client is told by a broker that refuses it nothing."""
     verdict = hook(request)
     if isinstance(verdict, Hold):
-        verdict = asyncio.run(_awaited(verdict))
+        verdict = settled(verdict)
     if isinstance(verdict, Answer):
         frame = verdict.frame
     else:
@@ -432,7 +429,7 @@ def test_a_streams_group_makes_no_topic_in_a_reserved_namespace(plugin: Reservat
         return plugin.on_streams_heartbeat(request_of(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, values))
 
     assert heartbeat("open-app-s-changelog") is None
-    assert isinstance(heartbeat("closed-app-s-changelog"), Answer)
+    assert isinstance(settled(heartbeat("closed-app-s-changelog")), Answer)
 
 
 def test_what_a_newer_proxy_wrote_of_takes_no_writes_here_and_producers_try_again(
@@ -441,7 +438,7 @@ def test_what_a_newer_proxy_wrote_of_takes_no_writes_here_and_producers_try_agai
     assert plugin.on_produce(produce(9, "orders-1")) is None
     process.newer(NamespaceKey(ResourceType.TOPIC, "orders-"))
     request = produce(9, "orders-1")
-    verdict = plugin.on_produce(request)
+    verdict = settled(plugin.on_produce(request))
     assert codes(request, verdict) == {"orders-1": NOT_ENOUGH_REPLICAS}
     assert isinstance(verdict, Answer)
     assert b"takes no writes at this proxy now" in verdict.frame

@@ -172,6 +172,26 @@ def test_ours_are_left_out(plugin: ReservationPlugin, api_key: ApiKey, path: str
     decode_response(api_key, version, answer)
 
 
+def test_of_a_large_answer_they_are_left_out_beside_the_loop(plugin: ReservationPlugin) -> None:
+    """A small request has it: DescribeLogDirs of thousands of topics kept the loop for 100 ms."""
+    names = [*(f"theirs-{each}" for each in range(2_000)), OURS]
+    topics = [{"name": name, "partitions": [PART]} for name in names]
+    frame = encode_response(build_response(ApiKey.DESCRIBE_LOG_DIRS, 4, {"results": [{"topics": topics}]}), 7)
+
+    async def main() -> None:
+        opened = asyncio.Event()
+        gate = _answer_to(plugin, _asked(ApiKey.DESCRIBE_LOG_DIRS, 4), frame)
+        assert isinstance(gate, Gate)
+        if not gate.take(opened.set):
+            await asyncio.wait_for(opened.wait(), 10)
+        answer = gate.answer()
+        assert isinstance(answer, bytes)
+        (result,) = decode_response(ApiKey.DESCRIBE_LOG_DIRS, 4, answer)[1].results  # type: ignore[attr-defined]
+        assert [topic.name for topic in result.topics] == names[:-1]
+
+    asyncio.run(main())
+
+
 def test_the_apis_of_the_table_are_hooked() -> None:
     spliced = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.OFFSET_FETCH, ApiKey.ELECT_LEADERS}
     assert {api for api, _ in TOLD} == {*ASSIGNING, *TELLING} | spliced

@@ -53,8 +53,10 @@ from isthmus.session.session import TRANSITIONS, Session, SessionEvent, SessionS
 from isthmus.session.upstream import Upstream
 from isthmus_plugins import dialling
 from isthmus_plugins.api import (
+    ASKED_ID,
     NEED_MORE,
     Answer,
+    Ask,
     Close,
     Hold,
     Leave,
@@ -205,6 +207,91 @@ def test_a_held_request_holds_those_behind_it(outcome: str) -> None:
             assert sorted(arrived) == sorted(expected)
             upstream.send(*(answer(id_of(frame)) for frame in arrived))
             assert [id_of(await client.take(), False) for _ in range(5)] == [2, 3, 4, 5, 6]
+
+    run(main())
+
+
+QUESTION = request(ASKED_ID, body=b"may it?")
+
+
+@pytest.mark.parametrize("outcome", ["forward", "answer", "replace", "ask again", "hold"])
+def test_what_a_hook_asks_is_asked_on_the_clients_connection_and_answered_to_the_hook_alone(outcome: str) -> None:
+    asked: list[bytes] = []
+
+    def on_request(request: Request) -> Verdict:
+        def then(told: bytes) -> Verdict:
+            asked.append(told)
+            match outcome:
+                case "answer":
+                    return Answer(answer(request.correlation_id, b"own"), "test")
+                case "replace":
+                    return Replace(hooked(request.correlation_id, b"other"))
+                case "hold":
+                    return Hold(asyncio.sleep(0, None))
+                case "ask again" if len(asked) < 2:
+                    return Ask(QUESTION, then)
+            return None
+
+        return Ask(QUESTION, then)
+
+    async def main() -> None:
+        async with fronted(hook(on_request)) as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1), hooked(2), request(3))
+            assert [await upstream.take() for _ in range(2)] == [request(1), QUESTION]
+            assert session.downstream.busy
+            told = answer(ASKED_ID, b"yes")
+            upstream.send(answer(1) + told[:5])
+            assert await client.take() == answer(1), "what went before is not held"
+            client.send(request(4))
+            upstream.send(told[5:])
+            if outcome == "ask again":
+                assert await upstream.take() == QUESTION
+                upstream.send(told)
+            expected = {
+                "answer": [request(3), request(4)],
+                "replace": [hooked(2, b"other"), request(3), request(4)],
+            }.get(outcome, [hooked(2), request(3), request(4)])
+            arrived = [await upstream.take() for _ in expected]
+            assert arrived == expected
+            upstream.send(*(answer(id_of(frame)) for frame in arrived))
+            assert [id_of(await client.take(), False) for _ in range(3)] == [2, 3, 4]
+            assert set(asked) == {told}
+            assert not session.downstream.busy
+            await settled(front)
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["client", "broker", "fails", "drain"])
+def test_what_is_asked_when_a_session_ends(end: str) -> None:
+    def then(told: bytes) -> Verdict:
+        if end == "fails":
+            raise LookupError("no verdict")
+        return Answer(answer(2, b"own"), "test")
+
+    async def main() -> None:
+        async with fronted(hook(lambda request: Ask(QUESTION, then))) as front:
+            client, upstream, session = await front.connect()
+            client.send(hooked(2))
+            assert await upstream.take() == QUESTION
+            if end == "client":
+                await client.close()
+                upstream.send(answer(ASKED_ID, b"yes"))
+            elif end == "broker":
+                await upstream.close()
+                assert await client.closed() == b""
+            else:
+                if end == "drain":
+                    session.drain()
+                upstream.send(answer(ASKED_ID, b"yes"))
+                assert await client.closed() == (answer(2, b"own") if end == "drain" else b"")
+            if end == "drain":
+                await client.close()
+            await until(lambda: session.state is SessionState.CLOSED)
+            cause = {"client": "client closed", "broker": "broker closed", "fails": "hook failed", "drain": "drained"}
+            assert session.close_cause == cause[end]
+            await settled(front)
 
     run(main())
 

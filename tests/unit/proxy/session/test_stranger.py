@@ -530,6 +530,32 @@ async def _sent(client: Wire, frames: list[bytes]) -> None:
         await client.writer.drain()
 
 
+def test_large_logins_take_their_turn_and_nobody_elses_room() -> None:
+    async def main() -> None:
+        large = 100_000
+        async with guarded(limits=Limits(queued_bytes_max=4 * large)) as front:
+            gateway, frame = front.gateway, authenticate(2, b"t" * 2 * large)
+            clients = [await front.connect(AUTHENTICATING) for _ in range(3)]
+            for client, upstream, _ in clients:
+                await passes(client, upstream, handshake(1, "OTHER"), handshaken(1))
+            (first, first_upstream, _), (second, second_upstream, _), (third, _, gone) = clients
+            first.send(frame[: large // 2])
+            await until(lambda: gateway.strangers_bytes.left <= 0)
+            for waiting, client in enumerate((second, third), 1):
+                client.send(frame[: large // 2])
+                await until(lambda waiting=waiting: gateway.strangers_bytes.waiting == waiting)  # type: ignore[misc]
+            gone.close("test")
+            assert (gateway.strangers_bytes.waiting, gateway.queued_bytes.kept) == (1, 0)
+            first.send(frame[large // 2 :])
+            assert await first_upstream.take() == frame
+            await until(lambda: not gateway.strangers_bytes.waiting)
+            second.send(frame[large // 2 :])
+            assert await second_upstream.take() == frame
+            assert gateway.strangers_bytes.kept == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize("ends", ["unanswered", "unanswered without a head", "known", "served"])
 def test_a_session_that_was_a_strangers_leaves_no_cycle_behind(ends: str) -> None:
     async def main() -> None:

@@ -13,7 +13,7 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simu
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ProvenanceRange, TopicHistory
-from isthmus_plugins.api import NEED_MORE, Answer, Hold, Replace, Request
+from isthmus_plugins.api import NEED_MORE, Answer, Hold, Replace, Request, Verdict
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING, OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -156,7 +156,7 @@ def test_where_the_epoch_says_nothing_the_log_is_asked(hooks: MovedProducers) ->
     answer: Any = decode_response(ApiKey.PRODUCE, 9, refused.frame)[1]
     told = answer.responses[0].partition_responses[0]
     assert (told.error_code, told.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
-    assert "begin with a new producer" in told.error_message
+    assert told.error_message == "it is in doubt where this producer comes from: begin with a new producer"
     samples = {sample.name: sample.value for family in hooks.metrics() for sample in family.samples}
     assert samples["isthmus_moved_producer_requests_refused_total"] == 1
 
@@ -191,7 +191,11 @@ def test_a_transaction_is_not_taken_for_another_one_of_the_same_number_epoch_and
 
 
 def test_an_id_that_no_cluster_hands_out_is_refused(hooks: MovedProducers) -> None:
-    assert isinstance(hooks.on_produce(produce(9, batch(IDS_PER_CLUSTER, FROM_A, 0))), Answer)
+
+    async def refused() -> Verdict:
+        return hooks.on_produce(produce(9, batch(IDS_PER_CLUSTER, FROM_A, 0)))
+
+    assert isinstance(run_simulated(refused()), Answer)
 
 
 def test_those_that_moved_are_counted(hooks: MovedProducers) -> None:

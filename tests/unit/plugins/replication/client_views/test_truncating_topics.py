@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.api_requests import request, versions
+from support.reservations import settled
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Reason
@@ -193,7 +194,7 @@ def test_groups_ask_again_for_their_committed_offsets(version: int) -> None:
 def test_metadata_is_told_from_memory_with_an_epoch_of_its_own(version: int) -> None:
     hooks = withheld(truncation())
     asked = request(ApiKey.METADATA, version, {"topics": [{"name": "t"}, {"name": "u"}]})
-    verdict = hooks.on_metadata(asked)
+    verdict = settled(hooks.on_metadata(asked))
     assert isinstance(verdict, Replace)
     assert verdict.on_response is not None
     broker = build_response(
@@ -214,7 +215,7 @@ def test_metadata_is_told_from_memory_with_an_epoch_of_its_own(version: int) -> 
         assert ours.topic_id == OLD
     assert hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": [{"name": "u"}]})) is None
     everything = request(ApiKey.METADATA, version, {"topics": None if version >= 1 else []})
-    assert isinstance(hooks.on_metadata(everything), Replace)
+    assert isinstance(settled(hooks.on_metadata(everything)), Replace)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FOR_LEADER_EPOCH))
@@ -260,7 +261,7 @@ def test_clients_go_on_while_the_old_topic_waits_for_somebody() -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.METADATA))
 def test_a_list_of_all_topics_has_it_in_place_of_the_brokers_or_beside_them(version: int) -> None:
     hooks = withheld(truncation())
-    verdict = hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": None if version >= 1 else []}))
+    verdict = settled(hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": None if version >= 1 else []})))
     assert isinstance(verdict, Replace)
     for names in (["u", "t", "v"], ["u", "v"]):
         topics = [{"name": name, "topic_id": NEW if name == "t" else OTHER} for name in names]
@@ -275,7 +276,8 @@ def test_a_list_of_all_topics_has_it_in_place_of_the_brokers_or_beside_them(vers
 @pytest.mark.parametrize("asked", [OLD, NEW])
 def test_who_asks_by_either_id_is_told_the_old_topic(version: int, asked: uuid.UUID) -> None:
     hooks = withheld(truncation())
-    verdict = hooks.on_metadata(request(ApiKey.METADATA, version, {"topics": [{"topic_id": asked, "name": None}]}))
+    asking = request(ApiKey.METADATA, version, {"topics": [{"topic_id": asked, "name": None}]})
+    verdict = settled(hooks.on_metadata(asking))
     assert isinstance(verdict, Replace)
     assert verdict.on_response is not None
     unknown = {"name": None, "topic_id": asked, "error_code": 100}
@@ -284,3 +286,13 @@ def test_who_asks_by_either_id_is_told_the_old_topic(version: int, asked: uuid.U
         frame = encode_response(build_response(ApiKey.METADATA, version, {"topics": [topic]}), 5)
         told: Any = decode_response(ApiKey.METADATA, version, verdict.on_response(frame))[1]
         assert [(each.name, each.topic_id, int(each.error_code)) for each in told.topics] == [("t", OLD, 0)]
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.METADATA))
+def test_who_may_not_describe_it_is_not_told_that_it_is_there(version: int) -> None:
+    """To a list of all topics it was added for everybody, and put in the place of the broker's refusal."""
+    hooks = withheld(truncation())
+    for topics in ([{"name": "t"}], None if version >= 1 else []):
+        asked = request(ApiKey.METADATA, version, {"topics": topics})
+        assert settled(hooks.on_metadata(asked), {"u"}) is None, "the broker's answer stands"
+        assert isinstance(settled(hooks.on_metadata(asked), {"t"}), Replace)

@@ -391,7 +391,7 @@ def test_one_of_two_proxies_deletes_it() -> None:
         port = two.b.context.port
         assert port is not None
         two.b = Proxy(cluster, control, "b", brokers=frozenset({1}))
-        two.b.context.link_listener = LinkListenerSpec("127.0.0.1", port, None, None, LoopbackAcceptor)
+        two.b.context.link_listener = LinkListenerSpec("127.0.0.1", port, None, LoopbackAcceptor)
         await two.b.start()
         await other.start()
         try:

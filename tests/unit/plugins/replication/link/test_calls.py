@@ -55,6 +55,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         ],
     ),
     (
+        calls.BeginSecretRotation(OTHER_ID, ""),
+        f'{{"secret_id":"{OTHER_ID}","current":""}}',
+        [(calls.Done(), "{}")],
+    ),
+    (calls.FinishSecretRotation(OTHER_ID), f'{{"secret_id":"{OTHER_ID}"}}', [(calls.Done(), "{}")]),
+    (
         calls.MergeSettings(SETTINGS),
         f'{{"settings":{SETTINGS_JSON}}}',
         [(calls.MergeSettingsAnswer(SETTINGS), f'{{"settings":{SETTINGS_JSON}}}')],
@@ -82,6 +88,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.Done(), "{}")],
     ),
     (calls.TellAnchors("x", None), '{"own":"x","heard":null}', [(calls.Done(), "{}")]),
+    (calls.TellAnchors("x", "y", "ab"), '{"own":"x","heard":"y","proof":"ab"}', []),
     (calls.DeleteLink(), "{}", [(calls.Done(), "{}")]),
     (
         calls.PlanAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, topics=(LED,)),
@@ -117,6 +124,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         calls.Attach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, on_source_loss=OnSourceLoss.HOLD),
         '{"type":"topic","local":"r-","remote":"l-","role":"follower","on_source_loss":"hold"}',
         [],
+    ),
+    (
+        calls.AskAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, True, on_source_delete=OnSourceDelete.DELETE),
+        '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":true,'
+        '"disable_transaction_verification":false,"dry_run":false,"on_source_delete":"delete"}',
+        [(calls.AskAttachAnswer(("lead:r-",)), '{"missing":["lead:r-"]}')],
     ),
     (
         calls.AlterMapping(ResourceType.TOPIC, "r-", OnSourceLoss.CUT),

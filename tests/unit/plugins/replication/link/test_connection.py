@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.link_ends import Listener, over_a_listener
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.link import connection as module
@@ -19,83 +17,14 @@ from isthmus_plugins.replication.link.call_codec import Question, by_methods
 from isthmus_plugins.replication.link.connection import (
     INVALID_ANSWER,
     UNKNOWN_METHOD,
-    Credential,
     LinkConnection,
     LinkLost,
     LinkRejected,
     Receiver,
 )
-from isthmus_plugins.replication.link.features import FEATURES, PIECES
-from isthmus_plugins.tasks import Supervision
+from isthmus_plugins.replication.link.features import FEATURES, PIECES, Protection
 from isthmus_protocol import link, link_pieces
 from isthmus_protocol.link import MessageType
-
-SECRET = b"the link's secret"
-
-
-class Listener:
-    """A link listener, and the connections that it accepted. ``features``: what both ends know."""
-
-    def __init__(self, features: Sequence[str] = ()) -> None:
-        self.features = list(features)
-        self.accepted: list[LinkConnection] = []
-        self.ready: asyncio.Queue[LinkConnection] = asyncio.Queue()
-        self.secret = SECRET
-        self.port = 0
-
-    def made(self) -> LinkConnection:
-        connection = LinkConnection(
-            clock=time,
-            supervision=Supervision(),
-            accept=self.look_up,
-            identity={"cluster_id": "B", "proxy": "b", "features": self.features},
-            on_ready=self.ready.put_nowait,
-        )
-        self.accepted.append(connection)
-        return connection
-
-    def look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
-        if hello.get("link_id") == "unknown":
-            raise LinkRejected("LINK_NOT_FOUND", "no such link")
-        return Credential(self.secret)
-
-    async def dial(self, secret: bytes = SECRET, **more: Any) -> LinkConnection:
-        hello = {"purpose": "link", "link_id": more.pop("link_id", "1")}
-        return await LinkConnection.dial(
-            "127.0.0.1",
-            self.port,
-            clock=time,
-            supervision=Supervision(),
-            hello=hello,
-            secret=secret,
-            identity={"cluster_id": "A", "proxy": "a", "features": self.features},
-            **more,
-        )
-
-    async def pair(self, **more: Any) -> tuple[LinkConnection, LinkConnection]:
-        return await self.dial(**more), await self.ready.get()
-
-
-@asynccontextmanager
-async def listening(features: Sequence[str] = ()) -> AsyncIterator[Listener]:
-    listener = Listener(features)
-    server = await asyncio.get_running_loop().create_server(listener.made, "127.0.0.1", 0)
-    listener.port = server.sockets[0].getsockname()[1]
-    try:
-        yield listener
-    finally:
-        server.close()
-        for connection in listener.accepted:
-            await connection.stopped()
-        await server.wait_closed()
-
-
-def over_a_listener(work: Callable[[Listener], Awaitable[None]], features: Sequence[str] = ()) -> None:
-    async def run() -> None:
-        async with listening(features) as listener, asyncio.timeout(20):
-            await work(listener)
-
-    asyncio.run(run())
 
 
 def test_both_ends_know_each_other_and_share_a_secret() -> None:
@@ -148,7 +77,7 @@ def test_peers_of_other_versions_are_told_so(versions: tuple[int, int], monkeypa
 
 def test_the_dialler_may_disapprove_before_it_proves_anything() -> None:
     async def work(listener: Listener) -> None:
-        def approve(peer: dict[str, Any]) -> None:
+        def approve(peer: dict[str, Any], protection: Protection) -> None:
             raise LinkRejected("NO", f"not {peer['proxy']}")
 
         with pytest.raises(LinkRejected, match="not b"):
@@ -201,7 +130,7 @@ HELLO = {"versions": [1, 1], "nonce": "00" * 32, "key": "11" * 32, "purpose": "l
 def test_garbage_ends_its_own_connection(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def work(listener: Listener) -> None:
         assert await strangers_answer(listener, data) == b""
-        assert "refused by protocol" in caplog.text
+        assert "rejected" in caplog.text
         dialler, _ = await listener.pair()
         assert not dialler.lost
         dialler.close()

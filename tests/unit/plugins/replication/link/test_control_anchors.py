@@ -52,14 +52,15 @@ def test_a_cluster_that_knows_no_link_any_more_is_told_when_it_is_dialled() -> N
     async def scenario(two: Two) -> None:
         await two.create()
         await two.connected()
-        two.controls["A"].anchors.heard["B"] = OF_B
+        two.controls["B"].anchors.known = OF_B
+        await two.until("heard", lambda: "B" in two.controls["A"].anchors.proven, control_anchors.INTERVAL_S + 1)
         control = two.controls["B"]
         control.state = ControlState("B")
         for subscriber in control._subscribers:
             subscriber(control.state)
         await two.until("dialled", lambda: bool(control.anchors.was_claimed))
-        anchor, by = control.anchors.was_claimed[0]
-        assert anchor == OF_B
+        anchor, proof, by = control.anchors.was_claimed[0]
+        assert (anchor, proof) == (OF_B, "by B: 20"), "which the cluster knows to be its own"
         assert "of a link that this cluster does not know" in by
         assert two.a.status().reason == "PEER_HAS_NO_SUCH_LINK"
 

@@ -15,7 +15,8 @@ from isthmus_control.concerns import Concerns
 from isthmus_control.model import LinkMode
 from isthmus_control.sealing import Seal, Sealed
 from isthmus_plugins import links
-from isthmus_plugins.replication.link import peers
+from isthmus_plugins.replication.link import features, peers
+from isthmus_plugins.replication.link.features import ENCRYPTED_FRAMES
 
 
 def test_every_proxy_is_connected_with_every_one_of_the_other_cluster() -> None:
@@ -159,6 +160,54 @@ def test_a_proxy_that_does_not_know_what_a_synchronous_link_needs_is_refused(
     on_two(work)
 
 
+def require_encryption(proxy: Proxy, required: bool) -> None:
+    proxy.context.link_policy = replace(proxy.context.link_policy, require_encryption=required)
+
+
+@pytest.mark.parametrize("downgraded", ["a", "b"])
+def test_a_link_with_a_proxy_that_does_not_encrypt_says_so_and_is_refused_where_that_is_required(
+    downgraded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        assert [two.a.status().encryption, two.b.status().encryption] == ["frames", "frames"]
+        old, new = (two.a, two.b) if downgraded == "a" else (two.b, two.a)
+        known = old.plugin.parts.peers._identity
+        with monkeypatch.context() as patch:
+            words = {**known(), "features": [each for each in known()["features"] if each != ENCRYPTED_FRAMES]}
+            patch.setattr(old.plugin.parts.peers, "_identity", lambda: words)
+            for required in (False, True):
+                require_encryption(new, required)
+                for connection in old.plugin.parts.peers.connections("a-to-b"):
+                    connection.close()
+                reason = "PEER_VERSION_UNSUPPORTED" if required else "NOT_ENCRYPTED"
+                await two.until("told", lambda reason=reason: new.status().reason == reason)
+                assert f"proxy {downgraded} does not know encrypted-frames" in (new.status().message or "")
+                assert new.status().encryption == (None if required else "none")
+                assert (new.status().state == "Disconnected") is required
+        await two.connected()
+        await two.until("no reason is left", lambda: new.status().reason is None)
+        assert new.status().encryption == "frames"
+
+    on_two(work)
+
+
+def test_no_link_is_created_in_the_clear_where_encryption_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(two: Two) -> None:
+        monkeypatch.setattr(features, "FEATURES", ())
+        require_encryption(two.b, True)
+        with pytest.raises(links.OperationError, match="does not know encrypted-frames") as raised:
+            await two.create()
+        assert raised.value.code == "UNSUPPORTED_VERSION"
+        require_encryption(two.b, False)
+        require_encryption(two.a, True)
+        with pytest.raises(links.OperationError, match="does not know encrypted-frames"):
+            await two.create()
+
+    on_two(work)
+
+
 def test_a_link_that_becomes_synchronous_lets_go_of_a_proxy_that_does_not_know_how() -> None:
     async def work(two: Two) -> None:
         await two.create()
@@ -204,22 +253,18 @@ def test_a_secret_that_does_not_open_is_told() -> None:
     on_two(work)
 
 
-def test_strangers_take_no_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_strangers_keep_no_link_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "HANDSHAKES_MAX", 5)
 
     async def work(two: Two) -> None:
         host, port = two.b.address.split(":")
         strangers = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
         await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.read() == b""
-        writer.close()
-        assert any("TOO_MANY" in getattr(record, "detail", "") for record in caplog.records)
-        for _, stranger in strangers:
-            stranger.close()
-        await asyncio.sleep(0.05)
         await two.create()
         await two.connected()
+        assert await strangers[0][0].read() == b"", "the oldest one went"
+        for _, stranger in strangers:
+            stranger.close()
 
     on_two(work)
 

@@ -1,0 +1,69 @@
+"""How many elements of arrays a reader of messages goes through: bounded by who decodes what anybody may send.
+
+Each costs microseconds and a hundred bytes of objects, and may be one byte of a frame. Counts stand before what they
+count, so too many are refused before any of them is read.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Final
+
+from isthmus_protocol.wire import MalformedFrame
+
+_NUMBERS_EACH: Final = 16
+"""Numbers that are unpacked at once cost as much as one element."""
+
+
+class TooManyElements(MalformedFrame):
+    """A message has more elements than its reader takes on."""
+
+
+class _Bound:
+    """So many, and so many of them are left; ``each``: for each reading of a message anew."""
+
+    __slots__ = ("each", "elements", "left")
+
+    def __init__(self, elements: int, each: bool) -> None:
+        self.elements = self.left = elements
+        self.each = each
+
+
+_bound: Final[ContextVar[_Bound | None]] = ContextVar("elements", default=None)
+
+
+class at_most:
+    """``with at_most(elements)``: whoever reads more raises TooManyElements; in all, or ``each`` time that a message is
+    read. Other threads are not bounded."""
+
+    __slots__ = ("_before", "_inside")
+
+    def __init__(self, elements: int, *, each: bool = False) -> None:
+        self._inside = _Bound(elements, each)
+
+    def __enter__(self) -> None:
+        self._before = _bound.set(self._inside)
+
+    def __exit__(self, *raised: object) -> None:
+        _bound.reset(self._before)
+
+
+def begin() -> None:
+    """A message is read from its beginning."""
+    bound = _bound.get()
+    if bound is not None and bound.each:
+        bound.left = bound.elements
+
+
+def charge(count: int) -> None:
+    """So many come. Raises TooManyElements."""
+    bound = _bound.get()
+    if bound is not None and count > 0:
+        bound.left -= count
+        if bound.left < 0:
+            raise TooManyElements(f"more than {bound.elements} elements")
+
+
+def charge_numbers(count: int) -> None:
+    """The same of plain numbers."""
+    charge(count // _NUMBERS_EACH)
