@@ -14,7 +14,7 @@ from support.links import Side, until, whole
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
 
-pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("stories", of="consents")]
+pytestmark = [pytest.mark.brokers, pytest.mark.one_in_ci("stories", of="consents and encryption")]
 
 NO_LOCAL = {"allow_local_links": False}
 

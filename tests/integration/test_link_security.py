@@ -56,7 +56,7 @@ def _answer_without_certificate(address: str, authority: Authority) -> bytes:
             return b""
 
 
-@pytest.mark.one_in_ci("stories", of="links that are encrypted")
+@pytest.mark.one_in_ci("stories", of="consents and encryption")
 def test_a_proxy_that_only_dials_over_tls_both_ways_with_a_control_key(
     kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_proxy_that_only_dials_over_tls_both_ways_with_a_control_key(
         until("connected again", lambda: pair.a.link(pair.name)["encryption"] == "tls")
 
 
-@pytest.mark.one_in_ci("stories", of="links that are encrypted")
+@pytest.mark.one_in_ci("stories", of="consents and encryption")
 def test_without_tls_frames_are_encrypted(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
     a, b = kafka_pair
     with linked(a, b, a_proxies=[whole(a, only_dials=True)]) as pair, made(pair, "frames"):
@@ -99,7 +99,7 @@ def _served(address: str) -> bytes:
         return found
 
 
-@pytest.mark.one_in_ci("stories", of="links that are encrypted")
+@pytest.mark.one_in_ci("stories", of="consents and encryption")
 def test_certificates_are_renewed_while_all_goes_on(
     kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
 ) -> None:
@@ -149,7 +149,7 @@ def test_certificates_are_renewed_while_all_goes_on(
         until("goes on", lambda: pair.b.link(pair.name)["partitions"][0]["follower_end"] == 3)
 
 
-@pytest.mark.one_in_ci("stories", of="links that are encrypted")
+@pytest.mark.one_in_ci("stories", of="consents and encryption")
 def test_a_control_key_comes_and_becomes_another_one(tmp_path: Path) -> None:
     """Secrets that stood open are sealed, then sealed anew; records are signed, then with the other key."""
     old, new, key = secrets.token_hex(32), secrets.token_hex(32), tmp_path / "key"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -15,7 +16,7 @@ from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.endpoint import Endpoint
 from isthmus.session.listener import Gateway, Limits, Listener
-from isthmus_plugins.api import Request, RequestHook, Verdict
+from isthmus_plugins.api import Ask, Hold, Request, RequestHook, Verdict
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import build
@@ -82,7 +83,10 @@ def mutated(frames: list[bytes]) -> st.SearchStrategy[bytes]:
 
 def on_produce(request: Request) -> Verdict:
     peeks.produce_topics(request.version, request.frame)
-    return None
+    kind = len(request.frame) % 3
+    if not kind:
+        return None
+    return Ask(FRAMES[0], lambda told: Hold(asyncio.sleep(0)) if kind == 1 else None, partial(peeks.brokers, 9))
 
 
 async def exchange(sent: bytes, cuts: list[int], answered: bytes, sasl: bool = False) -> None:
