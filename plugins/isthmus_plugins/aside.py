@@ -11,10 +11,11 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from isthmus_plugins.api import Gate, Request, ResponseHook
+from isthmus_plugins.api import Ask, Gate, Hold, Request, ResponseHook, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +63,25 @@ def on_loop(tell: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Non
         tell(*args, **kwargs)
     else:
         _here.loop.call_soon_threadsafe(partial(tell, *args, **kwargs))
+
+
+async def decided_aside(decide: Callable[[], Verdict]) -> Verdict:
+    """A hook's verdict from the thread, where all goes on that it leads to."""
+    verdict = await aside(decide)
+    while isinstance(verdict, Hold):
+        verdict = await verdict.verdict
+    if isinstance(verdict, Ask):
+        then = verdict.then
+        return replace(verdict, then=lambda told: Hold(decided_aside(partial(then, told))))
+    return verdict
+
+
+def for_the_thread(request: Request) -> Request:
+    """A request that outlives the call of a hook, and is decided there."""
+    head = request.api_key, request.version, request.correlation_id
+    kept = Request(request.frame, request.whole, *head, request.now, request.client)
+    kept.aside = True
+    return kept
 
 
 async def as_asked(request: Request, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

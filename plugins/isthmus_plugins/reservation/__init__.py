@@ -15,15 +15,16 @@ for what a command concerns that a newer proxy wrote and this one does not know.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
 from isthmus_plugins.api import NEED_MORE, WITHOUT_RECORDS, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import as_asked
+from isthmus_plugins.aside import as_asked, decided_aside, for_the_thread
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
@@ -57,6 +58,8 @@ from isthmus_protocol.wire import NeedMore
 
 LEAVE_S: Final = 1.0
 """How long the lease is not asked for again."""
+REFUSED_BYTES_AT_ONCE: Final = 512
+"""Of a Produce that is refused, or looked at closer, on the loop: some fifty partitions."""
 ALLOWED_MAX: Final = 100_000
 """Topics remembered as writable. When there are more, they are looked up anew."""
 
@@ -135,7 +138,7 @@ class ReservationPlugin:
             # A lease may end before it runs out: the wall clock says that this machine stood still.
             leave.until = min(self._context.lease_deadline, request.now + LEAVE_S)
             if request.now > leave.until:
-                return self._without_lease(request)
+                return _by_size(request, self._without_lease)
         try:
             _, _, topics = peeks.produce_topics(request.version, request.frame)
         except NeedMore:
@@ -153,7 +156,7 @@ class ReservationPlugin:
             name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
             if name is None or self._lookup.topic_reservation(name) is not None:
                 if request.whole:
-                    return self.on_change(request)
+                    return _by_size(request, self.on_change)
                 return WITHOUT_RECORDS if name is not None and len(topics) == 1 else NEED_MORE
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.clear()
@@ -304,3 +307,10 @@ class ReservationPlugin:
 
 
 plugin = ReservationPlugin()
+
+
+def _by_size(request: Request, decide: Callable[[Request], Verdict]) -> Verdict:
+    """Decide about a Produce that most likely is refused. Its hooks are not pure, but what refuses it is."""
+    if not request.whole or len(request.frame) <= REFUSED_BYTES_AT_ONCE:
+        return decide(request)
+    return Hold(decided_aside(partial(decide, for_the_thread(request))))

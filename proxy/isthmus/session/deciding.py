@@ -13,12 +13,11 @@ both is forwarded in one step of the loop with this look, as what the loop decid
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from isthmus_plugins.api import Answer, Ask, Hold, Request, Verdict
-from isthmus_plugins.aside import aside
+from isthmus_plugins.api import Answer, Ask, Request, Verdict
+from isthmus_plugins.aside import aside, decided_aside
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.error_answers import refused_as_a_whole
@@ -80,16 +79,7 @@ class Deciding:
     async def verdict(self, route: Route, request: Request) -> Verdict:
         """The same, from the thread."""
         request.aside = True
-        return await self._from_thread(partial(self.ask, route, request))
-
-    async def _from_thread(self, decide: Callable[[], Verdict]) -> Verdict:
-        verdict = await aside(decide)
-        while isinstance(verdict, Hold):
-            verdict = await verdict.verdict
-        if isinstance(verdict, Ask):
-            then = verdict.then
-            return replace(verdict, then=lambda told: Hold(self._from_thread(partial(then, told))))
-        return verdict
+        return await decided_aside(partial(self.ask, route, request))
 
 
 async def told_aside(ask: Ask, answer: bytes) -> Verdict:

@@ -844,11 +844,16 @@ def _refused_still(verdict: Verdict) -> Verdict:
         return verdict
     if isinstance(verdict, Close):
         return Close(verdict.reason)
+    if isinstance(verdict, Hold):
+        return Hold(_refused_later(verdict))
     if isinstance(verdict, Ask):
         then = verdict.then
         return replace(verdict, then=lambda told: _refused_still(then(told)))
-    _drop(verdict)
     return Close("what was refused may be written now: the producer sends it again")
+
+
+async def _refused_later(hold: Hold) -> Verdict:
+    return _refused_still(await hold.verdict)
 
 
 def _later(told: Callable[[bytes], None], answer: bytes) -> bytes:

@@ -340,6 +340,36 @@ def test_what_large_requests_are_refused_without_a_word_is_logged_all_the_same(
         run(main())
 
 
+def test_a_produce_of_many_topics_that_are_reserved_is_refused_in_the_thread() -> None:
+    async def main() -> None:
+        process = Process()
+        hooks = started(process).isthmus_request_hooks()
+        process.reserve("closed-")
+        (on_produce,) = (each.on_request for each in hooks if each.api_key == ApiKey.PRODUCE)
+        names = [f"closed-{number}" for number in range(200)]
+        topics = [{"name": name, "partition_data": [{"index": 0, "records": b"r"}]} for name in names]
+
+        def written(some: list[dict[str, Any]]) -> bytes:
+            values = {"acks": -1, "timeout": 1, "topic_data": some}
+            return encode_request(build_request(ApiKey.PRODUCE, 9, values), 7, None)
+
+        async with fronted(*hooks) as front:
+            client, upstream, session = await front.connect()
+            for some in (topics[:2], topics):
+                frame = written(some)
+                verdict = on_produce(Request(frame, True, ApiKey.PRODUCE, 9, 7, time.monotonic(), session.client))
+                assert isinstance(verdict, Ask if len(some) == 2 else Hold)
+                if isinstance(verdict, Hold):
+                    assert isinstance(await verdict.verdict, Ask)
+                client.send(frame)
+                upstream.send(asked(await upstream.take(), describes=names))
+                _, payload = decode_response(ApiKey.PRODUCE, 9, await client.take())
+                codes = [topic.partition_responses[0].error_code for topic in payload.responses]  # type: ignore[attr-defined]
+                assert codes == [INVALID_REQUEST] * len(some)
+
+    run(main())
+
+
 def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
     async def main() -> None:
         decoding = Decoding()
