@@ -105,8 +105,9 @@ class AdminClient(AdminRequests):
         answer = self.patch(f"/v1/namespaces/{type.value}", _body(wanted), prefix=prefix)
         return _read(NamespaceView, answer)
 
-    def delete_namespace(self, prefix: str, type: ResourceType = ResourceType.TOPIC) -> None:
-        self.delete(f"/v1/namespaces/{type.value}", prefix=prefix)
+    def delete_namespace(self, prefix: str, type: ResourceType = ResourceType.TOPIC, wait: bool = True) -> None:
+        """``wait``: until every proxy of the cluster acts on it."""
+        self.delete(f"/v1/namespaces/{type.value}", prefix=prefix, wait=wait)
 
     # ---- links ----
 

@@ -29,6 +29,9 @@ from confluent_kafka.admin import (
 )
 from support.kafka import NOW_MS, unique
 from support.proxies import Proxied
+from support.wire import Wire
+
+from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
 
@@ -39,7 +42,15 @@ def create_topic(proxied: Proxied, partitions: int = 1, **more: int) -> str:
     topic = unique("topic-")
     admin = AdminClient(proxied.librdkafka)  # lives until it is answered
     admin.create_topics([NewTopic(topic, partitions, **more)])[topic].result(30)
+    eventually(lambda: all(knows(address, topic) for address in proxied.kafka.bootstrap_servers.split(",")))
     return topic
+
+
+def knows(address: str, topic: str) -> bool:
+    """Whether a broker has heard of a topic: what clients ask of one that has not is answered with an error."""
+    with Wire(address) as wire:
+        answer = wire.request(ApiKey.METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
+    return not answer.topics[0].error_code
 
 
 @contextmanager
