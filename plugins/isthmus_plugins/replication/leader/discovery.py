@@ -122,6 +122,7 @@ class Discovery:
         self._targets.prepare_again(link_name, topic)
 
     async def _look_for_ever(self) -> None:
+        early = False
         while True:
             if self._changed.is_set():
                 self._changed.clear()
@@ -136,12 +137,24 @@ class Discovery:
                 self._error = str(error)
             # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
             pause_s = min(PAUSE_MAX_S, busy_s / LOOKS_SHARE)
+            if pause_s > DISCOVERY_INTERVAL_S:
+                await asyncio.sleep(DISCOVERY_INTERVAL_S)
+                early = not early and await self._has_other_topics()  # one that is new does not wait for all of that
+                if not early:
+                    await asyncio.sleep(pause_s - DISCOVERY_INTERVAL_S)
+                continue
             await asyncio.sleep(pause_s)
             try:
-                async with asyncio.timeout(max(0.0, DISCOVERY_INTERVAL_S - pause_s)):
+                async with asyncio.timeout(DISCOVERY_INTERVAL_S - pause_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+    async def _has_other_topics(self) -> bool:
+        try:
+            return self.looks > 0 and (await self._context.cluster.topics()).keys() != self.topics.keys()
+        except (BrokerUnavailable, KafkaRefused):
+            return False
 
     async def _look(self) -> float:
         """Look at what there is; how long the process was busy with that, in seconds."""

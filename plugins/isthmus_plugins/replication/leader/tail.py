@@ -56,6 +56,8 @@ TAIL_WAIT_MS: Final = 500
 """An idle link costs one read a broker in this time."""
 CLOGGED_WAIT_MS: Final = 20
 """A read that leaves out a stream, since too much of it is on its way, waits no longer: by then some of it is there."""
+NEW_WAIT_MS: Final = 100
+"""Nor does the first read of a stream wait longer: partitions of a topic that is new come one after the other."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
 GATHERING_S: Final = 0.002
@@ -175,7 +177,8 @@ class Tail:
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
                 )
                 clogged = len(streams) < len(of_lane) and any(stream.wait is Wait.PEER for stream in of_lane)
-                wait_ms = CLOGGED_WAIT_MS if clogged else TAIL_WAIT_MS
+                new = lane is Lane.BUSY and any(stream.sent_bounds is None for stream in streams)
+                wait_ms = CLOGGED_WAIT_MS if clogged else NEW_WAIT_MS if new else TAIL_WAIT_MS
                 await self._read(connection, streams[turn:] + streams[:turn], lane, wait_ms)
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})

@@ -26,7 +26,7 @@ from isthmus_control.model import (
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
-from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, SETTLED_S, Discovery
+from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, PAUSE_MAX_S, SETTLED_S, Discovery
 from isthmus_plugins.replication.leader.target_topics import PREPARE_INTERVAL_S, PreparedTopic
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -388,6 +388,30 @@ def test_many_topics_are_asked_for_some_at_a_time_and_those_that_are_there_are_p
         assert all(len(asked.all) == 350 for asked in scene.connection.asked), "none was deleted"
         assert sum(asked_of_brokers) <= 3 * 350, "settings are read of many in a request"
         assert len(asked_of_brokers) <= 20
+
+    on_scene(work)
+
+
+def test_where_looks_take_long_one_for_a_new_topic_comes_early_and_not_for_each_of_many() -> None:
+    async def work(scene: Scene) -> None:
+        look = scene.discovery._look
+
+        async def long_look() -> float:
+            await look()
+            return PAUSE_MAX_S
+
+        scene.discovery._look = long_look  # type: ignore[method-assign]
+        await asyncio.sleep(5 * PAUSE_MAX_S)
+        for number in range(3):
+            await asyncio.sleep(2 * PAUSE_MAX_S)
+            scene.add(f"l-{number}", 1)
+            await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.05 if scene.led else PAUSE_MAX_S)
+            assert (f"l-{number}", 0) in scene.led
+        looks = scene.discovery.looks
+        for number in range(100):
+            scene.add(f"l-more-{number}", 1)
+            await asyncio.sleep(PAUSE_MAX_S / 10)
+        assert scene.discovery.looks - looks <= 2 * 10
 
     on_scene(work)
 

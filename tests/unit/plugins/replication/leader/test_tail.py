@@ -26,7 +26,7 @@ from isthmus_plugins.replication.leader.stream import (
     Flow,
     LeaderStream,
 )
-from isthmus_plugins.replication.leader.tail import TAIL_WAIT_MS, Tail
+from isthmus_plugins.replication.leader.tail import NEW_WAIT_MS, TAIL_WAIT_MS, Tail
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
@@ -191,6 +191,18 @@ def test_every_record_leaves_once_and_in_order_although_the_broker_goes_away_aga
             assert append.from_offset == expected, "a gap that is none"
             expected = max([header.next_offset for _, _, header in walk(append.records)], default=expected)
         assert (stream.next_offset, stream.read_from) == (120, 120)
+
+    on_tail(work)
+
+
+def test_partitions_of_a_new_topic_do_not_wait_for_the_read_of_the_first_of_them() -> None:
+    async def work(scene: Scene) -> None:
+        scene.read("t")
+        await asyncio.sleep(0.01)  # it is being read, and nothing comes
+        partition, stream = scene.read("u")
+        partition.write_values(b"1")
+        await asyncio.sleep(1.5 * NEW_WAIT_MS / 1000)
+        assert scene.sent.offsets(stream) == [0]
 
     on_tail(work)
 
