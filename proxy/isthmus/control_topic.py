@@ -125,7 +125,7 @@ class ControlTopic:
         """Make it, and find it. Raises ConfigurationError, KafkaError."""
         deadline = monotonic() + CREATE_TIMEOUT_S
         backoff = Backoff()
-        while TOPIC not in await self._client.refresh([TOPIC]):
+        while not await self.find():  # of several brokers one hears of it before another
             error = await self._create()
             if error is not None and error.code not in (TOPIC_ALREADY_EXISTS, REQUEST_TIMED_OUT):
                 # Fewer brokers answer than metadata said a moment ago: they are starting, or stopping.
@@ -134,7 +134,6 @@ class ControlTopic:
             elif monotonic() > deadline:
                 raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"{TOPIC} was created and does not appear")
             await asyncio.sleep(backoff.next_s())
-        await self.find()
 
     async def siblings(self) -> list[str]:
         """The proxies' other topics in this cluster, which the log had made."""
