@@ -184,7 +184,8 @@ async def some_at_once(limit: int, do: Callable[[Item], Awaitable[Result]], item
 
     The first error ends all that is under way, and is raised.
     """
-    left, results = enumerate(items), dict[int, Result]()
+    given = list(items)
+    left, results = iter(enumerate(given)), dict[int, Result]()
 
     async def work() -> None:
         for number, item in left:
@@ -192,8 +193,8 @@ async def some_at_once(limit: int, do: Callable[[Item], Awaitable[Result]], item
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(limit):
+            for _ in range(min(limit, len(given))):
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return [results[number] for number in sorted(results)]
+    return [results[number] for number in range(len(given))]

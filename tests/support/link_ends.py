@@ -87,3 +87,15 @@ def over_a_listener(work: Callable[[Listener], Awaitable[None]], features: Seque
             await work(listener)
 
     asyncio.run(run())
+
+
+async def strangers_answer(listener: Listener, data: bytes) -> bytes:
+    """What a listener says to somebody who sends this, until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    try:
+        writer.write(data)
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()

@@ -47,6 +47,7 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -128,13 +129,11 @@ class FollowerTopics(Part):
         topics = await self._context.cluster.topics_named(self._locals(link_name, question.topics))
         found = await self.settings.read(link_name, question.topics, topics)
         brokers = await self._replicas.brokers()
-        left, answered = iter(question.topics), dict[str, _Prepared]()
 
-        async def prepare_some() -> None:
-            for said in left:
-                answered[said.topic] = await self._prepared(link_name, said, brokers, topics, found)
+        async def prepared(said: calls.WantedTopic) -> tuple[str, _Prepared]:
+            return said.topic, await self._prepared(link_name, said, brokers, topics, found)
 
-        await asyncio.gather(*(prepare_some() for _ in range(min(AT_ONCE, len(question.topics)))))
+        answered = dict(await some_at_once(AT_ONCE, prepared, question.topics))
         ready = {topic: each.local for topic, each in answered.items() if each.local is not None}
         await self._note_source_log(link_name, question, ready)
         changed = [each.local for each in answered.values() if each.changed and each.local is not None]

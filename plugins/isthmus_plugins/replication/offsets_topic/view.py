@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from isthmus_control.model import Link, NamespaceMapping
@@ -10,6 +9,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
 from isthmus_plugins.links import GroupOffset, GroupOffsets, OffsetsView
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.offsets_cipher import EMPTY_KEYRING, CipherError, Keyring, key_id_of
 from isthmus_protocol.offsets_log import Group, OffsetsLog
 from isthmus_protocol.producer_ids import is_filler
@@ -70,14 +70,12 @@ async def read_view(
     """Read the whole copy. ``group``: of this one only. Raises BrokerUnavailable."""
     topic = (await context.cluster.topics()).get(mapping.local_prefix)
     partitions = range(0 if topic is None else len(topic.partitions))
-    limit = asyncio.Semaphore(AT_ONCE)
 
     async def read(index: int) -> PartitionView:
         assert topic is not None
-        async with limit:
-            return await _read_partition(context, topic, index, keyring or EMPTY_KEYRING)
+        return await _read_partition(context, topic, index, keyring or EMPTY_KEYRING)
 
-    views = await asyncio.gather(*(read(index) for index in partitions))
+    views = await some_at_once(AT_ONCE, read, partitions)
     assert mapping.offsets is not None
     closed = [key for view in views for key in view.unreadable]
     return OffsetsView(

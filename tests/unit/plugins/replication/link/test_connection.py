@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.link_ends import Listener, over_a_listener
+from support.link_ends import Listener, over_a_listener, strangers_answer
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.link import connection as module
@@ -86,17 +86,6 @@ def test_the_dialler_may_disapprove_before_it_proves_anything() -> None:
         assert listener.ready.empty()
 
     over_a_listener(work)
-
-
-async def strangers_answer(listener: Listener, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    try:
-        writer.write(data)
-        return await reader.read()
-    except ConnectionResetError:
-        return b""
-    finally:
-        writer.close()
 
 
 def frame(kind: int, body: bytes) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import pytest
-from support.link_ends import SECRET, Listener, over_a_listener
+from support.link_ends import SECRET, Listener, over_a_listener, strangers_answer
 from support.plugins import Two, on_two
 
 from isthmus_plugins.replication.link import calls
@@ -73,17 +73,6 @@ REJECTED: Final[Mapping[str, bytes]] = {
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
     return [f"{each.message}: {getattr(each, 'detail', '')}" for each in caplog.records if "link " in each.message]
-
-
-async def strangers_answer(listener: Listener, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    try:
-        writer.write(data)
-        return await reader.read()
-    except ConnectionResetError:
-        return b""
-    finally:
-        writer.close()
 
 
 @pytest.mark.parametrize("name", [*TO_ACCEPTOR, *REJECTED])
