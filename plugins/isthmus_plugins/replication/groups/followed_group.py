@@ -106,8 +106,8 @@ class FollowedGroup:
         """What it had when that was known last, while it is not known."""
         self._tried: dict[TopicPartition, CommittedOffset | None] = {}
         """What requests of unknown fate may have made of it."""
-        self._lost: frozenset[TopicPartition] = frozenset()
-        """Where the coordinator was found to have something else than it had."""
+        self._lost: dict[TopicPartition, CommittedOffset] = {}
+        """What the coordinator was found to have no more, and was not given again, nor what came after it."""
         self.has_others = False
         """Whether it has committed offsets in topics of its own."""
         self.unsure = True
@@ -223,6 +223,8 @@ class FollowedGroup:
         """The coordinator has taken these."""
         self._first_renewal = min(self._first_renewal, now + renewal_s)
         for place, committed in places.items():
+            if committed != self.known.get(place):  # else it is what was left, renewed
+                self._lost.pop(place, None)
             if self.has is not None:
                 if place not in self.has:
                     self.silent_by = None
@@ -237,6 +239,7 @@ class FollowedGroup:
             if self.has is not None:
                 self.has.pop(place, None)
             self.renew_at.pop(place, None)
+            self._lost.pop(place, None)
             self._compare(place)
 
     def read_again(self, now: float) -> None:
@@ -244,14 +247,16 @@ class FollowedGroup:
         self.is_not_answered()
         self.read_at = now
 
-    def missing_from(self, has: Mapping[TopicPartition, CommittedOffset]) -> frozenset[TopicPartition]:
-        """Where the coordinator, which has this, has lost what it had: it is neither that nor what came after it."""
-        return frozenset(
-            place
-            for place, committed in self.known.items()
+    def missing_from(self, has: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, CommittedOffset]:
+        """What the coordinator, which has this, has lost of what it had, and what that was: it has neither that nor
+        what came after it. What was lost before is missing until it is there again, however often it is read."""
+        had = {**self.known, **self._lost}
+        return {
+            place: committed
+            for place, committed in had.items()
             if (now := has.get(place)) not in (committed, self.wanted.get(place))
             and not (place in self._tried and self._tried[place] == now)
-        )
+        }
 
     @property
     def known(self) -> Mapping[TopicPartition, CommittedOffset]:
@@ -260,17 +265,17 @@ class FollowedGroup:
 
     @property
     def had_any(self) -> bool:
-        """Whether the coordinator had some committed offset when that was known last."""
-        return bool(self.known)
+        """Whether the coordinator had some committed offset when that was known last, or lost what it had."""
+        return bool(self.known or self._lost)
 
     def goes_on(self, before: FollowedGroup) -> None:
         """It is pushed anew: what the coordinator had is known."""
-        self._had, self._tried = before.known, before._tried
+        self._had, self._tried, self._lost = before.known, before._tried, before._lost
 
     @property
     def lacks(self) -> bool:
         """Whether the coordinator has lost what it had, and was not given it again."""
-        return not self._lost.isdisjoint(self.differences)
+        return not self.differences.isdisjoint(self._lost)
 
     def in_doubt(self, read_at: float, tried: Mapping[TopicPartition, CommittedOffset | None] | None = None) -> None:
         """A request may or may not have been carried out, or the log that it was made for is another one by now.

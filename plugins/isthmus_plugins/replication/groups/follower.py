@@ -235,11 +235,11 @@ class GroupFollower(Part):
     def lost(self, link_name: str, group: str, has: Mapping[TopicPartition, CommittedOffset]) -> bool:
         """Whether a group's coordinator, which has this, has lost what was confirmed, as far as this process knows."""
         known = self._intake.latest(link_name, group)
-        missing = known.missing_from(has) if known is not None else ()
+        missing = known.missing_from(has) if known is not None else {}
         if known is None or known is self._intake.group(link_name, group):
             return bool(missing)
         # Whoever is pushed to since may have gone on.
-        return any(place not in has or has[place].offset < known.known[place].offset for place in missing)
+        return any(place not in has or has[place].offset < lost.offset for place, lost in missing.items())
 
     def _read_again_after_restarts(self) -> None:
         """A power loss takes the last commits of a coordinator: what all have is read after any broker was away."""

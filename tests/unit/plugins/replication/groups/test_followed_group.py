@@ -191,12 +191,35 @@ def test_what_a_coordinator_has_lost_is_known_until_it_has_it_again() -> None:
     assert not group.lacks
     group.read_again(2.0)
     assert not group.missing_from(committed_at(35, 7))
-    assert group.missing_from(committed_at(20, 7)) == {("t", 0)}
-    assert group.missing_from({}) == {("t", 0), ("t", 1)}
-    group.found(committed_at(20, 7), False, 3.0, 100.0)
-    assert group.lacks
-    group.committed(committed_at(35), 4.0, 100.0)
+    assert group.missing_from(committed_at(20, 7)) == committed_at(35)
+    assert group.missing_from({}) == committed_at(35, 7)
+    for again in range(3):
+        group.found(committed_at(20, 7), False, 3.0 + again, 100.0)
+        assert group.lacks
+        assert group.missing_from(committed_at(20, 7)) == committed_at(35), "however often it was read"
+        group.read_again(3.5 + again)
+    group.committed(committed_at(20), 7.0, 100.0)
+    assert group.missing_from(committed_at(20, 7)), "what was left was renewed"
+    group.want(("t", 0), CommittedOffset(40, ""), 7.0)
+    assert group.missing_from(committed_at(20, 7))
+    anew = FollowedGroup("link", "far-a", 0)
+    anew.goes_on(group)
+    assert anew.missing_from(committed_at(20, 7)) == committed_at(35)
+    group.found(committed_at(20, 7), False, 8.0, 100.0)
+    group.committed(committed_at(35), 8.0, 100.0)
+    assert not group.missing_from(committed_at(35, 7))
+    assert not group.missing_from(committed_at(40, 7))
+    group.found(committed_at(40, 7), False, 9.0, 100.0)
     assert not group.lacks
+
+
+def test_a_group_that_its_coordinator_lost_whole_is_one_that_had_committed_offsets() -> None:
+    group = FollowedGroup("link", "far-a", 0)
+    group.want(("t", 0), CommittedOffset(35, ""), 0.0)
+    group.found(committed_at(35), False, 1.0, 100.0)
+    group.found({}, False, 2.0, 100.0)
+    assert group.had_any
+    assert group.missing_from({}) == committed_at(35)
 
 
 def test_what_a_request_of_unknown_fate_made_of_it_is_no_loss() -> None:
