@@ -340,6 +340,12 @@ class FollowedGroup:
         return self.has is not None and not open_places and not self.pending
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing is under way, or to be done, and it is certain what the coordinator has: acks may wait for
+        that."""
+        return self.idle and self.certain and not self.deleting and not self.busy
+
+    @property
     def due_at(self) -> float:
         """When it is to be read or renewed although nothing happened."""
         return min(self.read_at, self._first_renewal)

@@ -362,7 +362,7 @@ class GroupFollower(Part):
         now = self._clock.monotonic()
         for group in list(self._active):
             gone = self._intake.group(group.link, group.group) is not group
-            if gone or (group.idle and not group.deleting and not group.busy and group.due_at > now):
+            if gone or (group.settled and group.due_at > now):
                 del self._active[group]
         if now >= self._scan_at:
             self._scan_at = now + SCAN_INTERVAL_S

@@ -213,6 +213,16 @@ def test_what_a_coordinator_has_lost_is_known_until_it_has_it_again() -> None:
     assert not group.lacks
 
 
+def test_a_group_that_is_pushed_anew_is_looked_after_until_it_is_certain_what_it_has() -> None:
+    group = FollowedGroup("link", "far-a", 0)
+    group.doubt(3.0)
+    group.want(("t", 0), CommittedOffset(35, ""), 0.0)
+    group.found(committed_at(35), False, 1.0, 100.0)
+    assert (group.idle, group.settled, group.read_at) == (True, False, 3.0), "acks wait for the read at 3.0"
+    group.found(committed_at(35), False, 3.0, 100.0)
+    assert group.settled
+
+
 def test_a_group_that_its_coordinator_lost_whole_is_one_that_had_committed_offsets() -> None:
     group = FollowedGroup("link", "far-a", 0)
     group.want(("t", 0), CommittedOffset(35, ""), 0.0)
