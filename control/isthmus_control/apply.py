@@ -59,7 +59,7 @@ from isthmus_control.rules.truncations import TRUNCATION_HANDLERS
 REMEMBERED_COMMANDS = 1024
 """How many command ids are remembered. A retry gives up long before so many others were accepted."""
 SNAPSHOT_INTERVAL = 512
-"""A snapshot is due at every offset that is one less than a multiple of this."""
+"""A snapshot is due at an offset that is one less than a multiple of this."""
 
 
 def apply(state: ControlState, offset: int, command: c.Command) -> tuple[ControlState, Outcome]:

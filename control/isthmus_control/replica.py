@@ -4,10 +4,11 @@ A replica starts empty or from a snapshot, takes the log's records in order, and
 not guess: a record of a newer version that says not what it concerns, a gap in the log, a snapshot that differs from
 its own state. A halted replica keeps its last state for reading, and its proxy must not vouch for anything any more.
 
-**Snapshots.** One is due after every ``SNAPSHOT_INTERVAL`` records. States are values, so the replica keeps the state
-of that very offset at no cost until a snapshot of it appears in the log, then compares: two proxies that applied the
-same commands and differ have a bug (or one has bad memory), and neither can say which is right. A fresh replica loads
-the newest snapshot and applies what comes after its ``as_of``, which stands before the snapshot itself.
+**Snapshots.** One is due after every ``SNAPSHOT_INTERVAL`` records, of a large state after as many as it has entries:
+all of its snapshots cost no more than a part of its records then. States are values, so the replica keeps the state of
+that very offset at no cost until a snapshot of it appears in the log, then compares: two proxies that applied the same
+commands and differ have a bug (or one has bad memory), and neither can say which is right. A fresh replica loads the
+newest snapshot and applies what comes after its ``as_of``, which stands before the snapshot itself.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Replica:
         as_of = self.state.applied_offset
         if self.state.beyond:
             return  # it is not what others have
-        if as_of >= 0 and (as_of + 1) % SNAPSHOT_INTERVAL == 0:
+        if (as_of + 1) % SNAPSHOT_INTERVAL == 0 and as_of - self.state.snapshot_offset >= self.state.entries:
             self._boundaries[as_of] = self.state
             while len(self._boundaries) > BOUNDARIES_MAX:
                 del self._boundaries[min(self._boundaries)]

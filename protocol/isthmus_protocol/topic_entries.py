@@ -16,7 +16,7 @@ do, and for these each entry is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -105,6 +105,19 @@ class TopicEntries:
             entry = self._at(frame, position)
             yield frame[entry.start : entry.end]
             position = entry.end
+
+    def only(self, frame: bytes, wanted: Callable[[bytes], bool]) -> bytes:
+        """The answer with those entries alone that are ``wanted``; it is asked once of each, in their order."""
+        array = self._array(frame)
+        count, start = self._count(frame, array)
+        kept, position = [], start
+        for _ in range(count):
+            _, (begin, position) = self._name(frame, position, len(frame))
+            if wanted(entry := frame[begin:position]):
+                kept.append(entry)
+        if len(kept) == count:
+            return frame
+        return edited_frame(frame, [(array, position, encoded_count(len(kept), self._flexible) + b"".join(kept))])
 
     def spliced(self, frame: bytes, changed: Iterable[tuple[TopicEntry, bytes]], added: Sequence[bytes] = ()) -> bytes:
         """The answer with other bytes in the place of some entries, none to take one out, and with ``added`` ones."""

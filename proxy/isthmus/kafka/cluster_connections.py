@@ -42,6 +42,8 @@ from isthmus_protocol.error_codes import (
 )
 from isthmus_protocol.messages import build_request
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.topic_entries import topic_entries
+from isthmus_protocol.wire import MalformedFrame
 
 T = TypeVar("T")
 
@@ -58,6 +60,8 @@ SAME_ANSWERS_MAX: Final = 64
 RESPONSE_HEAD_BYTES: Final = 8
 """Size and correlation id."""
 
+_FOUND: Final = frozenset({0, LEADER_NOT_AVAILABLE})
+"""Errors of topics that there are."""
 _NO_TOPIC: Final = ""
 """No topic has this name: asked for, it stands for the brokers alone."""
 _STALE_METADATA: Final = frozenset(
@@ -78,6 +82,8 @@ _STALE_METADATA: Final = frozenset(
 """Read the metadata again, and try again."""
 
 
+_Entries: TypeAlias = dict[bytes, TopicInfo]
+"""What is known by the bytes of a topic's entry in an answer."""
 _Kinds: TypeAlias = dict[tuple[object, ...], JoinedRequests[Any, Any, Any]]
 
 
@@ -161,6 +167,8 @@ class ClusterConnections:
         self._topics: dict[str, TopicInfo] = {}
         self._names: dict[UUID, str] = {}
         self._slots: dict[tuple[str, int, str], _Slot] = {}
+        self._entries: _Entries = {}
+        """Of the latest answer about all topics."""
         self._same_answers: dict[tuple[frozenset[str] | None, bytes], int] = {}
         """Answers that say what is known: they need not be decoded. By question and body, the controller's id.
 
@@ -252,6 +260,10 @@ class ClusterConnections:
         if said in self._same_answers:
             self.controller_id = self._same_answers[said]
             return
+        news: list[bytes] = []
+        others: _Entries = {}
+        if wanted is None:
+            frame, news, others = self._news(version, frame)
         answer = connection.decode(ApiKey.METADATA, version, frame)
         if getattr(answer, "error_code", 0):
             raise KafkaError(answer.error_code)
@@ -265,7 +277,10 @@ class ClusterConnections:
             )
         self.cluster_id = getattr(answer, "cluster_id", None) or self.cluster_id
         self.controller_id = getattr(answer, "controller_id", -1)
-        self._take_topics(answer.topics, wanted is None)
+        self._take_topics(answer.topics, None if wanted is not None else others.values())
+        if wanted is None:
+            taken = {entry: self._topics.get(topic.name) for entry, topic in zip(news, answer.topics, strict=False)}
+            self._entries = others | {entry: info for entry, info in taken.items() if info is not None}
         if brokers_before != self._brokers or topics_before is not self._topics:
             self._same_answers.clear()
             if brokers_before != self._brokers:
@@ -275,17 +290,43 @@ class ClusterConnections:
             del self._same_answers[next(by_name, next(iter(self._same_answers)))]
         self._same_answers[said] = self.controller_id
 
-    def _take_topics(self, answered: Iterable[Any], whole: bool) -> None:
-        """Note what an answer says of topics, of ``whole``: all that there are. The same objects where it is known."""
+    def _news(self, version: int, frame: bytes | bytearray) -> tuple[bytes | bytearray, list[bytes], _Entries]:
+        """Of an answer about all topics: the part that is not known, the entries of its topics, and all others.
+
+        Among thousands of topics mostly few are new, or changed, and to decode them all takes a tenth of a second.
+        """
+        news: list[bytes] = []
+        others: _Entries = {}
+
+        def is_new(entry: bytes) -> bool:
+            info = self._entries.get(entry)
+            if info is not None and self._topics.get(info.name) is info:
+                others[entry] = info
+                return False
+            news.append(entry)
+            return True
+
+        try:
+            return topic_entries(ApiKey.METADATA, version).only(bytes(frame), is_new), news, others
+        except MalformedFrame:
+            return frame, [], {}  # who decodes it says so
+
+    def _take_topics(self, answered: Iterable[Any], others: Iterable[TopicInfo] | None) -> None:
+        """Note what an answer says of topics. The same objects where it is known.
+
+        ``others``: all other topics that there are; None: it is not about all of them.
+        """
         known = self._topics
         found: dict[str, TopicInfo] = {}
         gone: set[str] = set()
         for topic in answered:
-            if topic.error_code in (0, LEADER_NOT_AVAILABLE):
+            if topic.error_code in _FOUND:
                 found[topic.name] = self._topic_info(topic)
             elif topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 gone.add(topic.name)
-        gone = known.keys() - found.keys() if whole else gone & known.keys()
+        gone &= known.keys()
+        if others is not None:
+            gone = known.keys() - found.keys() - {info.name for info in others}
         found = {name: info for name, info in found.items() if known.get(name) is not info}
         if not found and not gone:
             return

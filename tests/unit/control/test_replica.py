@@ -16,7 +16,7 @@ from isthmus_control.apply import SNAPSHOT_INTERVAL
 from isthmus_control.codec import canonical
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import KNOWN_LEVEL
-from isthmus_control.model import ResourceType
+from isthmus_control.model import Claim, ResourceType
 from isthmus_control.outcome import Accepted, Rejected, Rejection
 
 TOPIC = ResourceType.TOPIC
@@ -125,6 +125,22 @@ def test_a_snapshot_is_due_taken_compared_and_loaded() -> None:
         fresh.feed(offset, log.records[offset])
     assert fresh.state == log.replica.state
     assert canonical(fresh.state) == canonical(log.replica.state)
+
+
+def test_snapshots_of_many_topics_are_due_less_often() -> None:
+    """Each costs what the state has: were they due as often as small ones, many topics would cost their square."""
+    log, size = Log(), 3 * SNAPSHOT_INTERVAL
+    claims = {("t", number): Claim("t", 1, 0) for number in range(size)}
+    log.replica.state = log.replica.state.evolve(claims=claims)
+    log.fill(size - 2)
+    assert log.replica.due_state is None
+    log.fill(size)
+    due = log.replica.due_state
+    assert due is not None
+    assert due.applied_offset == size - 1
+    log.append(record(r.take(due)))
+    log.fill(2 * size)
+    assert [state.applied_offset for state in log.replica.bases()[-2:]] == [size - 1, 2 * size - 1]
 
 
 def test_a_snapshot_that_differs_halts() -> None:

@@ -15,6 +15,7 @@ from support.api_requests import versions
 from isthmus_protocol.messages import build_response, decode_response, encode_response
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.topic_entries import TopicEntries, topic_entries
+from isthmus_protocol.wire import MalformedFrame
 
 PREFIX = b"__isthmus_"
 LISTS = [(api, version) for api in (ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS) for version in versions(api)]
@@ -153,3 +154,24 @@ def test_the_others_cost_nothing(version: int) -> None:
         assert len(entries.named(frame, asked)) == 50
         taken.append(time.thread_time() - start)
     assert min(taken) < 0.01
+
+
+@pytest.mark.parametrize("version", [0, 8, 12])
+def test_only_those_that_are_wanted(version: int) -> None:
+    topics = [topic(name) for name in ("a", "bb", "ccc")]
+    frame = answer(ApiKey.METADATA, version, *topics)
+    entries = TopicEntries(ApiKey.METADATA, version)
+    every = list(entries.all_of(frame))
+    asked: list[bytes] = []
+
+    def is_second(entry: bytes) -> bool:
+        asked.append(entry)
+        return entry == every[1]
+
+    kept = entries.only(frame, is_second)
+    assert asked == every
+    assert kept == answer(ApiKey.METADATA, version, topics[1])
+    assert entries.only(frame, lambda entry: True) is frame
+    assert entries.only(frame, lambda entry: False) == answer(ApiKey.METADATA, version)
+    with pytest.raises(MalformedFrame):
+        entries.only(frame[: len(frame) // 2], lambda entry: True)

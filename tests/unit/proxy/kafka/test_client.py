@@ -522,6 +522,43 @@ def test_an_answer_that_says_what_is_known_is_not_decoded() -> None:
     in_world(test)
 
 
+def test_of_all_topics_those_alone_are_decoded_that_are_new_or_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[set[str]] = []
+    decode = BrokerConnection.decode
+
+    def noted(connection: BrokerConnection, api_key: int, version: int, frame: bytes) -> Any:
+        answer = decode(connection, api_key, version, frame)
+        if api_key == ApiKey.METADATA:
+            decoded.append({each.name for each in answer.topics})
+        return answer
+
+    monkeypatch.setattr(BrokerConnection, "decode", noted)
+
+    async def test(world: World, cluster: ClusterClient) -> None:
+        world.topics |= {f"t{n}": {"leaders": {0: (1, 3)}} for n in range(5)}
+        before = dict(await cluster.refresh())
+        decoded.clear()
+        world.topics["new"] = {"leaders": {0: (2, 1)}}
+        world.topics["t3"]["leaders"] = {0: (2, 4)}
+        found = dict(await cluster.refresh())
+        assert decoded == [{"new", "t3"}]
+        assert (set(found), found["t3"].partitions[0].leader) == (set(before) | {"new"}, 2)
+        assert all(found[name] is before[name] for name in set(before) - {"t3"})
+        # What was read by name since is newer than the entry, which may come once more from a broker that lags behind.
+        world.topics["t1"]["leaders"] = {0: (2, 4)}
+        await cluster.refresh(["t1"])
+        world.topics["t1"]["leaders"] = {0: (1, 3)}
+        del world.topics["t2"]
+        decoded.clear()
+        found = dict(await cluster.refresh())
+        assert decoded == [{"t1"}]
+        assert (found["t1"].partitions[0].leader, "t2" in found) == (2, False)
+        world.topics["t2"] = {"leaders": {0: (1, 3)}}
+        assert dict(await cluster.refresh())["t2"].partitions[0].leader == 1
+
+    in_world(test)
+
+
 def test_refreshes_at_once_are_one_request() -> None:
     async def test(world: World, cluster: ClusterClient) -> None:
         before = sum(len(broker.seen(ApiKey.METADATA)) for broker in world.brokers)
