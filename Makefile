@@ -5,6 +5,8 @@ RUN := $(VENV)/bin
 # DEV=1: Python's development mode, which finds what is used from the wrong thread, and costs 2.7 times the CPU.
 # Tests start hundreds of proxies: without bytecode each compiles all of its modules, for half a second of a core.
 unexport PYTHONDONTWRITEBYTECODE
+# The environment and the browser come over the network at the same time, and types are checked meanwhile.
+MAKEFLAGS += --jobs=3 --output-sync=target
 PYTEST = $(RUN)/python $(if $(DEV),-X dev) -m pytest
 
 .PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
@@ -15,7 +17,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { $(PYTHON) -m venv --without-pip $(VENV) && python3 -m pip --python $(RUN)/python install --quiet pip; }
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 	@echo 'isthmus is in $(RUN): export PATH="$$PWD/$(RUN):$$PATH"'
