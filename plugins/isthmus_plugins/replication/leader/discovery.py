@@ -138,10 +138,7 @@ class Discovery:
             # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
             pause_s = min(PAUSE_MAX_S, busy_s / LOOKS_SHARE)
             if pause_s > DISCOVERY_INTERVAL_S:
-                await asyncio.sleep(DISCOVERY_INTERVAL_S)
-                early = not early and await self._has_other_topics()  # one that is new does not wait for all of that
-                if not early:
-                    await asyncio.sleep(pause_s - DISCOVERY_INTERVAL_S)
+                early = await self._pause(pause_s, ends_early=not early)
                 continue
             await asyncio.sleep(pause_s)
             try:
@@ -149,6 +146,17 @@ class Discovery:
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+    async def _pause(self, pause_s: float, ends_early: bool) -> bool:
+        """Wait, and no longer than until there is a topic that is new, if that is to be; whether there was one."""
+        rest_s = pause_s
+        while rest_s > DISCOVERY_INTERVAL_S:
+            await asyncio.sleep(DISCOVERY_INTERVAL_S)
+            rest_s -= DISCOVERY_INTERVAL_S
+            if ends_early and await self._has_other_topics():
+                return True
+        await asyncio.sleep(rest_s)
+        return False
 
     async def _has_other_topics(self) -> bool:
         try:

@@ -402,8 +402,8 @@ def test_where_looks_take_long_one_for_a_new_topic_comes_early_and_not_for_each_
 
         scene.discovery._look = long_look  # type: ignore[method-assign]
         await asyncio.sleep(5 * PAUSE_MAX_S)
-        for number in range(3):
-            await asyncio.sleep(2 * PAUSE_MAX_S)
+        for number in range(6):
+            await asyncio.sleep(2 * PAUSE_MAX_S + number / 10)  # whenever it comes in the pause
             scene.add(f"l-{number}", 1)
             await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.05 if scene.led else PAUSE_MAX_S)
             assert (f"l-{number}", 0) in scene.led
