@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 # Tests start hundreds of proxies: without bytecode each compiles all of its modules, for half a second of a core.
 unexport PYTHONDONTWRITEBYTECODE
 # The environment and the browser come over the network at the same time, and types are checked meanwhile.
-MAKEFLAGS += --jobs=3 --output-sync=target
+MAKEFLAGS += --jobs=3
 PYTEST = $(RUN)/python $(if $(DEV),-X dev) -m pytest
 
 .PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
