@@ -47,6 +47,7 @@ from isthmus_control.rules.link_secrets import LINK_SECRET_HANDLERS
 from isthmus_control.rules.links import LINK_HANDLERS
 from isthmus_control.rules.namespaces import NAMESPACE_HANDLERS
 from isthmus_control.rules.offsets_topics import OFFSETS_HANDLERS
+from isthmus_control.rules.origins import ORIGIN_HANDLERS, origins_in_doubt
 from isthmus_control.rules.plugins import PLUGIN_HANDLERS
 from isthmus_control.rules.promotions import PROMOTION_HANDLERS
 from isthmus_control.rules.provenance import PROVENANCE_HANDLERS
@@ -159,7 +160,7 @@ def _accept_log(state: ControlState, offset: int, command: c.Command, body: c.Ac
         Rejection.CONFLICT,
         f"the log was accepted meanwhile, in generation {state.generation}",
     )
-    return state.evolve(generation=body.generation), ()
+    return origins_in_doubt(state, offset).evolve(generation=body.generation), ()
 
 
 _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
@@ -170,6 +171,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **OFFSETS_HANDLERS,
     **FOLLOWER_TOPIC_HANDLERS,
     **PROVENANCE_HANDLERS,
+    **ORIGIN_HANDLERS,
     **DEMAND_HANDLERS,
     **PLUGIN_HANDLERS,
     **DELETION_HANDLERS,

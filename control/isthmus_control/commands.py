@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.codec import MalformedValue, UnknownField, canonical_json, from_json, parse, since, to_json
@@ -30,6 +30,7 @@ from isthmus_control.levels import (
     CONCERNS,
     CONSENT,
     FROM_FIRST,
+    ORIGINS,
     PREFIXES,
     SECRET_ROTATION,
     SIGNING,
@@ -55,6 +56,7 @@ from isthmus_control.model import (
     SyncState,
     TopicState,
 )
+from isthmus_control.origins import Ended, OriginEpoch, OriginRange
 from isthmus_control.sealing import Sealed
 from isthmus_control.signing import MAC, Signer
 from isthmus_control.source_losses import LossState, LostCommit
@@ -680,10 +682,15 @@ class OpenProvenance(Body):
 
 @dataclass(frozen=True, slots=True)
 class CloseProvenance(Body):
-    """These partitions received nothing more from the source that they followed; the offsets are their log ends."""
+    """These partitions received nothing more from the source that they followed; the offsets are their log ends.
+
+    Or nobody writes any more to what this cluster wrote, as read at the leader after the fence. ``ended``: what was
+    done.
+    """
 
     KIND: ClassVar[str] = "close-provenance"
     partitions: tuple[PartitionOffset, ...]
+    ended: Ended = field(default=Ended.DETACHED, metadata=since(ORIGINS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,6 +718,122 @@ class RecordSourceEpochs(Body):
 
     KIND: ClassVar[str] = "record-source-epochs"
     epochs: tuple[PartitionEpoch, ...]
+
+
+class TermStart(NamedTuple):
+    """Where a partition's log ends when a term begins, and its leader epoch here then, as its leader says both."""
+
+    offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTerms:
+    """By partition, where terms begin."""
+
+    topic: str
+    topic_id: str
+    starts: Mapping[int, TermStart]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTerm(Body):
+    """From there on this cluster writes in the partitions, in the term that has this command's id.
+
+    What is followed there ends at them, ``ended`` like that. Where this cluster writes already, its term goes on.
+    """
+
+    KIND: ClassVar[str] = "begin-term"
+    SINCE: ClassVar[int] = ORIGINS
+    topics: tuple[TopicTerms, ...]
+    ended: Ended = Ended.PROMOTED
+
+
+@dataclass(frozen=True, slots=True)
+class LogEpochs:
+    """Leader epochs in which this cluster wrote to a partition, with the offsets of their first batches."""
+
+    partition: int
+    epochs: tuple[OriginEpoch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEpochs:
+    topic: str
+    topic_id: str
+    partitions: tuple[LogEpochs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLogEpochs(Body):
+    """Leader epochs of what this cluster writes itself, recorded before the first batch of each is pushed."""
+
+    KIND: ClassVar[str] = "record-log-epochs"
+    SINCE: ClassVar[int] = ORIGINS
+    topics: tuple[TopicEpochs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldPartition:
+    """What the source says of its own partition, from ``offset`` on: there it takes the place of what was recorded.
+
+    ``ranges`` follow each other, the first from ``offset`` on; without ``via``, which is the link's source.
+    """
+
+    partition: int
+    offset: int
+    ranges: tuple[OriginRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldTopic:
+    topic: str
+    topic_id: str
+    partitions: tuple[ToldPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOrigins(Body):
+    """Where the records come from that partitions are about to receive over a link, recorded before their appends."""
+
+    KIND: ClassVar[str] = "record-origins"
+    SINCE: ClassVar[int] = ORIGINS
+    link: str
+    topics: tuple[ToldTopic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """Offsets of a local topic, by partition."""
+
+    topic: str
+    topic_id: str
+    offsets: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DropEpochs(Body):
+    """All that is compared with these partitions starts at these offsets or behind: epochs that end before go."""
+
+    KIND: ClassVar[str] = "drop-epochs"
+    SINCE: ClassVar[int] = ORIGINS
+    REMEMBERED: ClassVar[bool] = False
+    topics: tuple[TopicOffsets, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GoneTopic:
+    topic: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetHistories(Body):
+    """These topics are gone from this cluster, and what is recorded of where their records came from goes."""
+
+    KIND: ClassVar[str] = "forget-histories"
+    SINCE: ClassVar[int] = ORIGINS
+    topics: tuple[GoneTopic, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1117,6 +1240,11 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             CloseProvenance,
             TruncateProvenance,
             RecordSourceEpochs,
+            BeginTerm,
+            RecordLogEpochs,
+            RecordOrigins,
+            DropEpochs,
+            ForgetHistories,
             DoubtDeletions,
             SettleDeletions,
             BeginTruncation,

@@ -83,7 +83,7 @@ def concerns_of(body: Any) -> Concerns | None:
         keys.append(NamespaceKey(said["type"], said["prefix"] if "prefix" in said else said["local_prefix"]))
     topics = {said["topic"]} if "topic" in said else set()
     if not links and not topics:
-        topics = {each.topic for name in ("partitions", "epochs") for each in said.get(name, ())}
+        topics = {each.topic for name in ("partitions", "epochs", "topics") for each in said.get(name, ())}
     keys += (NamespaceKey(ResourceType.TOPIC, topic) for topic in sorted(topics))
     if len(topics) > NAMED_MAX or not (links or keys):
         return None

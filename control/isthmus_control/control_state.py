@@ -15,7 +15,7 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED, LEFT_OUT, since
 from isthmus_control.concerns import Beyond
-from isthmus_control.levels import CONSENT, SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CONSENT, ORIGINS, SIGNING, SOURCE_LOSSES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
@@ -38,6 +38,7 @@ from isthmus_control.model import (
     TopicHistory,
     contains,
 )
+from isthmus_control.origins import PartitionOrigins, TopicOrigins, from_history
 from isthmus_control.source_losses import SourceLoss, held_of_topics
 from isthmus_control.truncations import EpochShift, Succession, Truncation
 
@@ -54,7 +55,8 @@ class ControlState:
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
-    prefix of the principal namespace. ``truncations`` are those under way, by topic;
+    prefix of the principal namespace. ``histories`` say from which source topics received what, ``origins`` which
+    clusters wrote it first (:mod:`isthmus_control.origins`). ``truncations`` are those under way, by topic;
     ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
     anew, and ``successions`` say from which ones, oldest first. ``source_losses`` are those that nobody acknowledged,
     or that are open, oldest first; ``source_losses_left_off``: by link, how many more there were. ``sync_records``: by
@@ -76,6 +78,7 @@ class ControlState:
     link_tokens: Mapping[str, LinkToken] = field(default_factory=dict, metadata=since(CONSENT))
     follower_topics: Mapping[str, FollowerTopic] = field(default_factory=dict)
     histories: Mapping[str, TopicHistory] = field(default_factory=dict)
+    origins: Mapping[str, TopicOrigins] = field(default_factory=dict, metadata=since(ORIGINS))
     truncations: Mapping[str, Truncation] = field(default_factory=dict)
     past_truncations: tuple[Truncation, ...] = ()
     promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
@@ -166,6 +169,19 @@ class ControlState:
         history = self.histories.get(topic)
         current = history.open_range(partition) if history else None
         return current.epochs if current else ()
+
+    def origins_of(self, topic: str, topic_id: str, partition: int) -> PartitionOrigins:
+        """Which clusters wrote a partition's records first; nothing of a topic that took its name.
+
+        Where that was not recorded yet, its direct sources are assumed.
+        """
+        known = self.origins.get(topic)
+        if known is not None and known.topic_id == topic_id and partition in known.partitions:
+            return known.partitions[partition]
+        history = self.histories.get(topic)
+        if history is None or history.topic_id != topic_id:
+            return PartitionOrigins()
+        return from_history(history.partitions.get(partition, ()), self.cluster_id, whole=self.generation == 0)
 
     def predecessors(self, topic: str, topic_id: str) -> tuple[Succession, ...]:
         """How a local topic came to be, oldest first, if truncations made it; nothing of one that took its name."""

@@ -40,6 +40,8 @@ KEY_ROTATION: Final = 4
 """The control key may be another one from some record on."""
 CONSENT: Final = 4
 """Each side of a link grants what the other one may have attached here; links are made with tokens."""
+ORIGINS: Final = 5
+"""Of every partition of attached namespaces it is recorded which cluster wrote which offsets first, in which term."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -51,6 +53,9 @@ LEVELS: Final[Mapping[int, str]] = {
     4: "the other cluster of a link attaches here what it was granted (isthmus link grants), all else waits for an "
     "operator; links keep what they have attached; links are made with tokens (isthmus link token create); secrets of "
     "links are rotated while they run (isthmus link rotate-secret), and the control key is",
+    5: "of each partition of attached namespaces, at both sides, it is recorded which cluster wrote which offsets "
+    "first, in which of its terms and leader epochs (isthmus topic describe --provenance): where two logs part is "
+    "known, whichever links lie between them",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

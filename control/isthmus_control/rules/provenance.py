@@ -1,4 +1,8 @@
-"""What the control log accepts of provenance: which cluster each range of a partition's offsets came from."""
+"""What the control log accepts of provenance: which cluster each range of a partition's offsets came from.
+
+That is the direct source; who wrote the records first is in :mod:`isthmus_control.rules.origins`. Closing and cutting
+is told to both, where both are kept.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import ORIGINS
 from isthmus_control.model import ProvenanceRange, SourceEpoch, TopicHistory, TopicState
+from isthmus_control.origins import TopicOrigins
 from isthmus_control.outcome import ProducerIdsRegistered, ProvenanceChanged, Refuse, Rejection, require
 from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, link_named, put
+from isthmus_control.rules.origins import origins_closed, origins_cut
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
 
@@ -105,10 +112,30 @@ def _at(entry: c.PartitionOffset | c.PartitionEpoch) -> str:
     return f"{entry.topic}-{entry.partition}"
 
 
+def _of_histories(state: ControlState, partitions: tuple[c.PartitionOffset, ...]) -> list[c.PartitionOffset]:
+    """Those of topics that follow, or did; of what was led alone there are origins, and no more."""
+    if state.level < ORIGINS:
+        return list(partitions)
+    return [each for each in partitions if not _is(state.origins, each) or _is(state.histories, each)]
+
+
+def _is(table: Mapping[str, TopicHistory] | Mapping[str, TopicOrigins], entry: c.PartitionOffset) -> bool:
+    known = table.get(entry.topic)
+    return known is not None and known.topic_id == entry.topic_id
+
+
+def _writes(state: ControlState, entry: c.PartitionOffset) -> bool:
+    """Whether what goes on in a partition is this cluster's own writing."""
+    goes_on = state.origins_of(entry.topic, entry.topic_id, entry.partition).open_range
+    return goes_on is not None and not goes_on.via
+
+
 def _close_provenance(state: ControlState, offset: int, command: c.Command, body: c.CloseProvenance) -> Result:
     histories = _Histories(state, len(body.partitions))
-    for entry in body.partitions:
+    for entry in _of_histories(state, body.partitions):
         ranges = histories.ranges(entry.topic, entry.topic_id, entry.partition)
+        if (not ranges or ranges[-1].end_offset is not None) and _writes(state, entry):
+            continue
         require(ranges, Rejection.NOT_FOUND, f"{_at(entry)} has no provenance")
         last = ranges[-1]
         if last.end_offset is not None:
@@ -127,13 +154,14 @@ def _close_provenance(state: ControlState, offset: int, command: c.Command, body
             entry.partition,
             (*ranges[:-1], replace(last, end_offset=entry.offset, epochs=epochs, recorded_ms=command.at_ms)),
         )
-    return histories.result()
+    return origins_closed(state, offset, body, histories.result())
 
 
 def _truncate_provenance(state: ControlState, offset: int, command: c.Command, body: c.TruncateProvenance) -> Result:
     histories = _Histories(state, len(body.partitions))
     for entry in body.partitions:
         require(entry.offset >= 0, Rejection.INVALID, f"{_at(entry)}: the offset is negative")
+    for entry in _of_histories(state, body.partitions):
         kept = []
         for range_ in histories.ranges(entry.topic, entry.topic_id, entry.partition):
             is_open = range_.end_offset is None
@@ -148,7 +176,7 @@ def _truncate_provenance(state: ControlState, offset: int, command: c.Command, b
                 )
             )
         histories.set(entry.topic, entry.partition, tuple(kept))
-    return histories.result()
+    return origins_cut(state, offset, command, body, histories.result())
 
 
 def _record_source_epochs(state: ControlState, offset: int, command: c.Command, body: c.RecordSourceEpochs) -> Result:

@@ -16,6 +16,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import FollowerTopic, NamespaceMapping, OnSourceDelete, ResourceType, TopicState
 from isthmus_control.outcome import FollowerTopicChanged, Refuse, Rejection, require
 from isthmus_control.rules.checks import Result, drop, link_named, put
+from isthmus_control.rules.origins import origins_gone
 from isthmus_control.rules.source_losses import abandoned
 
 
@@ -66,6 +67,7 @@ def _deleted(state: ControlState, offset: int, command: c.Command, body: c.Follo
     history = state.histories.get(body.topic)
     if history is not None and history.topic_id == body.topic_id:
         state = state.evolve(histories=drop(state.histories, body.topic))
+    state = origins_gone(state, body.topic, body.topic_id)
     claims = {
         place: claim
         for place, claim in state.claims.items()

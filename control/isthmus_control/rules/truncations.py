@@ -19,6 +19,7 @@ from isthmus_control.outcome import (
     require,
 )
 from isthmus_control.rules.checks import Result
+from isthmus_control.rules.origins import origins_succeeded
 from isthmus_control.rules.source_losses import truncated
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
@@ -132,7 +133,7 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
     )
     _check(after)
     if after.phase is _P.DONE:
-        return _done(state, before, after, command.at_ms)
+        return _done(state, before, after, command.at_ms, offset)
     state, changes = _with(state, after), (TruncationChanged(before, after),)
     if after.phase is _P.CATCHING_UP:
         return _follows_already(state, after, command.at_ms, changes)
@@ -216,7 +217,7 @@ def _check(after: Truncation) -> None:
         )
 
 
-def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int) -> Result:
+def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int, offset: int) -> Result:
     """The truncation is over: the topic follows under its new id, with the provenance that is left."""
     changes: list[Change] = [TruncationChanged(before, after)]
     truncations = {name: each for name, each in state.truncations.items() if name != after.topic}
@@ -227,7 +228,7 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     changes += told
     if made is not None and after.epoch_shift is not None:
         chain = (*state.predecessors(after.topic, after.topic_id), made)[-SUCCESSIONS_MAX:]
-        state = state.evolve(
+        state = origins_succeeded(state, after, offset).evolve(
             epoch_shifts={**state.epoch_shifts, after.topic: after.epoch_shift},
             successions={**state.successions, after.topic: chain},
         )

@@ -33,6 +33,7 @@ from isthmus_control.model import (
     SyncState,
     TopicState,
 )
+from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange
 from isthmus_control.sealing import Seal, Sealed
 from isthmus_control.source_losses import LossState, LostCommit
 from isthmus_control.truncations import (
@@ -46,6 +47,11 @@ from isthmus_control.truncations import (
 
 UID = str(uuid.UUID(int=7))
 TOPIC = ResourceType.TOPIC
+TOLD = (
+    OriginRange(Origin("A", UID), 5, 7, 1_000, (OriginEpoch(3, 0),), missing_before=6, assumed=True),
+    OriginRange(Origin("A", UID, UID), 7, 7, 1_000, ended=Ended.REVERSED),
+    OriginRange(Origin("B", UID, UID), 7, None, 2_000, (OriginEpoch(1, 7), OriginEpoch(2, 9))),
+)
 AT = (c.PartitionOffset("t", UID, 0, 5), c.PartitionOffset("t", UID, 1, 6))
 
 GRANTS = parse_grants("follow:a-,lead:consumer-group:ä,broker-settings")
@@ -112,6 +118,13 @@ BODIES: list[c.Body] = [
     c.CloseProvenance(AT),
     c.TruncateProvenance(AT),
     c.RecordSourceEpochs((c.PartitionEpoch("t", UID, 0, 3, 9),)),
+    c.CloseProvenance(AT, Ended.FOLLOWS),
+    c.BeginTerm((c.TopicTerms("t", UID, {0: c.TermStart(5, 3), 11: c.TermStart(0, 0)}),)),
+    c.BeginTerm((c.TopicTerms("t", UID, {0: c.TermStart(5, 3)}),), Ended.FAILED_OVER),
+    c.RecordLogEpochs((c.TopicEpochs("t", UID, (c.LogEpochs(0, (OriginEpoch(3, 5), OriginEpoch(4, 9))),)),)),
+    c.RecordOrigins("l", (c.ToldTopic("t", UID, (c.ToldPartition(0, 5, TOLD),)),)),
+    c.DropEpochs((c.TopicOffsets("t", UID, {0: 5, 1: 6}),)),
+    c.ForgetHistories((c.GoneTopic("t", UID),)),
     c.DoubtDeletions(AT),
     c.SettleDeletions(AT),
     c.BeginTruncation("l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), "1000", "p", UID),
