@@ -126,7 +126,8 @@ class ControlState:
     def entries(self) -> int:
         """How many there are in those tables that grow with a cluster's topics: what a snapshot of it costs."""
         synced = sum(len(records) for records in self.sync_records.values())
-        return len(self.follower_topics) + len(self.histories) + len(self.claims) + synced
+        recorded = len(self.histories) + len(self.origins)
+        return len(self.follower_topics) + recorded + len(self.claims) + synced
 
     def namespace(self, kind: ResourceType, prefix: str) -> Namespace | None:
         return self.namespaces.get(NamespaceKey(kind, prefix))

@@ -26,6 +26,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartit
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.last_batch import last_batch
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Numbering, Step, StopReason
+from isthmus_plugins.replication.follower.origins import FollowerOrigins
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S, read_position
 from isthmus_plugins.replication.follower.prerequisites import Prerequisites
 from isthmus_plugins.replication.follower.stream import FollowerStream
@@ -74,6 +75,7 @@ class FollowerEnd(Part):
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         self._writers: dict[int, Writers] = {}
+        self._origins = FollowerOrigins(context, self._tasks)
         self._prerequisites = Prerequisites(
             context,
             self._tasks,
@@ -110,6 +112,7 @@ class FollowerEnd(Part):
             calls.OpenStream.by(self.open_stream),
             calls.CloseStream.by(self.close_stream),
             calls.DoubtDeletions.by(self.doubt_deletions),
+            calls.StreamOrigins.by(self.stream_origins),
             calls.EndsSeen.by(self.ends_seen),
         )
 
@@ -196,6 +199,8 @@ class FollowerEnd(Part):
         await read_position(self._context, stream, uncertain or self._clock.monotonic() < self._alone_from)
         if epochs and epochs[-1].start_offset > follower_log.end:
             follower_log.epoch = await self._lost_epochs(stream)
+        if question.origins is not None:
+            await self._origins.record(stream, source_topic_id, question.origins)
         if self._dropped.get((topic, partition)) is dropped:
             self._dropped.pop((topic, partition), None)
         if old is not None:
@@ -233,9 +238,12 @@ class FollowerEnd(Part):
         return epochs[-1].epoch if epochs else -1
 
     def _following(
-        self, connection: LinkConnection, topic: str, source_topic_id: str, partition: int
+        self, connection: LinkConnection, topic: str, source_topic_id: str | None, partition: int
     ) -> tuple[FollowerTopic, Counterpart]:
-        """What a topic follows over the connection's link. Raises LinkRejected, also where the operator decides."""
+        """What a topic follows over the connection's link; ``source_topic_id``: which one that is to be.
+
+        Raises LinkRejected, also where the operator decides.
+        """
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
         state = self._context.control.state
@@ -248,7 +256,7 @@ class FollowerEnd(Part):
         truncation = state.truncations.get(topic)
         if truncation is not None and not truncation.follows:
             raise LinkRejected(ReasonCode.TRUNCATING, truncation.describe())
-        if record.source_topic_id != source_topic_id:
+        if source_topic_id is not None and record.source_topic_id != source_topic_id:
             why = another_source(record, counterpart.mapping.on_source_delete is OnSourceDelete.DELETE)
             raise LinkRejected(why.code, str(why))
         if (held := state.held(topic, record.topic_id, partition)) is not None:
@@ -276,6 +284,15 @@ class FollowerEnd(Part):
             self._log_stopped(stream)
         await self._end(stream, StopReason(code, message))
         return calls.CloseStreamAnswer(stream.follower_log.end)
+
+    async def stream_origins(self, connection: LinkConnection, question: calls.StreamOrigins) -> calls.Done:
+        """Record where the records come from that the leader end sends next."""
+        stream = self._streams.get((connection, question.stream))
+        if stream is None or stream.follower_log.ended:
+            raise LinkRejected(reasons.CLOSED, "the stream was closed")
+        record, _ = self._following(connection, stream.topic, None, stream.partition)
+        await self._origins.record(stream, record.source_topic_id, question.origins)
+        return calls.Done()
 
     async def doubt_deletions(self, connection: LinkConnection, question: calls.DoubtDeletions) -> calls.Done:
         """Record that deletions before an offset may be missing, before the leader end sends what comes after them."""

@@ -28,6 +28,7 @@ from isthmus_plugins.replication.leader.continuity import objection_to, still_in
 from isthmus_plugins.replication.leader.discovery import Discovery
 from isthmus_plugins.replication.leader.ends_seen import EndsSeen
 from isthmus_plugins.replication.leader.lag_without_stream import LagWithoutStream
+from isthmus_plugins.replication.leader.origins import LeaderOrigins
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
 from isthmus_plugins.replication.leader.target_topics import HoldsFromFirst
@@ -90,6 +91,7 @@ class LeaderEnd(Part):
         self._tombstone_windows: dict[tuple[LinkPartition, bytes], TombstoneWindow] = {}
         """By partition and topic id."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
+        self._origins = LeaderOrigins(context, self._tasks)
         self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(
             context, peers, self._reconcile, self._open_missing, lambda *asked: self.holds_from_first(*asked)
@@ -299,8 +301,9 @@ class LeaderEnd(Part):
         try:
             async with self._limit:
                 source_topic_id = str(uuid.UUID(bytes=stream.topic_id))
+                origins = await self._origins.opening(stream)
                 answer = await stream.connection.call(
-                    calls.OpenStream(stream.stream_id, stream.remote_topic, source_topic_id, key.partition)
+                    calls.OpenStream(stream.stream_id, stream.remote_topic, source_topic_id, key.partition, origins)
                 )
                 if answer.epoch > stream.leader_epoch:  # its log may be shorter than the real one
                     raise BrokerUnavailable(
@@ -501,6 +504,31 @@ class LeaderEnd(Part):
             raise
         stream.doubting = False
         self.resume_tails(key.link)
+
+    def knows_origins(self, stream: LeaderStream, header: BatchHeader) -> bool:
+        """Whether the follower was told where the next batch comes from; if not it is, and then the stream goes on."""
+        if stream.telling:
+            return False
+        if self._origins.are_known(stream, header):
+            return True
+        stream.telling = True
+        self._tasks.start(f"origins-{stream.key.topic}-{stream.key.partition}", self._tell_origins(stream, header))
+        return False
+
+    async def _tell_origins(self, stream: LeaderStream, header: BatchHeader) -> None:
+        try:
+            await self._origins.tell(stream, header)
+        except LinkRejected as error:
+            self._stop_if_current(stream, error.code, str(error))
+            return
+        except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
+            return
+        except Exception as error:
+            self._stop_if_current(stream, ReasonCode.INTERNAL_ERROR, repr(error))
+            raise
+        stream.telling = False
+        self.resume_tails(stream.key.link)
 
     def _stop_if_current(self, stream: LeaderStream, code: str, message: str) -> None:
         if self._streams.get(stream.key) is stream:

@@ -14,6 +14,7 @@ from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.traffic import uncounted
+from isthmus_protocol.records import BatchHeader
 
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
@@ -55,6 +56,8 @@ class Wait(enum.Enum):
     """What comes next waits for the decision of its transaction."""
     DELETIONS = "deletions"
     """Deletions that the follower may lack are being reported to it."""
+    ORIGINS = "origins"
+    """The follower is being told where the next records come from."""
     LOG_START = "log start"
     """The log's start is being read: it has passed the next offset."""
     END = "end"
@@ -112,6 +115,11 @@ class LeaderStream:
         "stable",
         "stirred",
         "stream_id",
+        "telling",
+        "tells_origins",
+        "told_at",
+        "told_epoch",
+        "told_until",
         "tombstone_window",
         "topic_id",
         "undecided",
@@ -149,6 +157,15 @@ class LeaderStream:
         """The follower knows that deletions may be missing before this."""
         self.doubting = False
         """That is being reported to it."""
+        self.tells_origins = False
+        """The follower is told where records come from, before they are pushed."""
+        self.told_at = -1
+        """As of which command of the control log it was told that last."""
+        self.told_epoch = -1
+        self.told_until = -1.0
+        """It was told of batches of that epoch that begin before this offset."""
+        self.telling = False
+        """It is being told of the next one."""
         self.next_offset = 0
         """The next offset to read."""
         self.read_from = 0
@@ -207,6 +224,12 @@ class LeaderStream:
     def _clogged(self) -> bool:
         """Whether the streams of the connection have as much on their way as they may, or the peer takes no more."""
         return self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX or not self.connection.writable
+
+    def is_told_of(self, header: BatchHeader) -> bool:
+        """Whether it is known without a look that the follower was told where a batch comes from."""
+        return not self.tells_origins or (
+            header.leader_epoch == self.told_epoch and header.base_offset < self.told_until
+        )
 
     def opened(self, end_offset: int) -> None:
         self.next_offset = self.acked = self.read_from = end_offset
@@ -305,6 +328,8 @@ class LeaderStream:
             return Wait.DECISION
         if self.doubting:
             return Wait.DELETIONS
+        if self.telling:
+            return Wait.ORIGINS
         if self.seeking:
             return Wait.LOG_START
         return None if self.blocked is None else Wait.END

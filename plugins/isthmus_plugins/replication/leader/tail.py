@@ -102,6 +102,8 @@ class TailOwner(Protocol):
 
     def out_of_range(self, stream: LeaderStream) -> None: ...
 
+    def knows_origins(self, stream: LeaderStream, header: BatchHeader) -> bool: ...
+
 
 class Tail:
     """Reads the ends of the logs that one broker leads, for one link."""
@@ -301,6 +303,8 @@ class Tail:
         end, next_offset = 0, stream.next_offset
         try:
             for start, batch_end, header in walk(part.records):
+                if not stream.is_told_of(header) and not self._end.knows_origins(stream, header):
+                    return part.records[:start], next_offset, None
                 # Where the log's start was moved into the middle of a batch, what is open begins in the middle, too.
                 has_ended = header.next_offset <= part.last_stable_offset
                 if stream.compacted and has_ended and header.is_transactional and not header.is_control:
@@ -323,6 +327,8 @@ class Tail:
         broken: BatchError | None = None
         try:
             for batch, header, aborted in _with_outcomes(part):
+                if not stream.is_told_of(header) and not self._end.knows_origins(stream, header):
+                    break
                 if header.is_transactional and not self._end.may_pass(stream, header, batch, not aborted):
                     break
                 committed = header.is_transactional and not header.is_control and not aborted

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from isthmus_control.acls import AclBinding
+from isthmus_control.commands import ToldPartition
 from isthmus_control.model import (
     AckTerms,
     LinkSettings,
@@ -536,6 +537,15 @@ class LastBatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the source's records come from, as it has recorded it, and where its log starts and ends."""
+
+    said: ToldPartition
+    log_start: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStreamAnswer:
     """The follower's log."""
 
@@ -556,6 +566,18 @@ class OpenStream(Question[OpenStreamAnswer]):
     topic: str
     source_topic_id: str
     partition: int
+    origins: Origins | None = field(default=None, metadata=LEFT_OUT)
+    """None: the source has recorded none, or the follower is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOrigins(Question[Done]):
+    """The leader end says where the records come from that it sends next, and sends them when that is recorded."""
+
+    METHOD = "stream_origins"
+
+    stream: int
+    origins: Origins
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ TOKENS: Final = "tokens"
 """It takes links from who shows a token of its cluster's."""
 CONSENTS: Final = "consents"
 """It says what it has not granted, and shows what waits for its operator."""
+ORIGINS: Final = "origins"
+"""It records where the records of its source come from, as that says it (:mod:`isthmus_control.origins`)."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -57,6 +59,7 @@ FEATURES: Final = (
     ROTATED_SECRETS,
     TOKENS,
     CONSENTS,
+    ORIGINS,
 )
 
 

@@ -13,6 +13,7 @@ from support.replicas import on_replicas
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
+from isthmus_control.commands import ToldPartition
 from isthmus_control.model import (
     AckTerms,
     LinkMode,
@@ -23,6 +24,7 @@ from isthmus_control.model import (
     ResourceType,
     Role,
 )
+from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange
 from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import MalformedCall, Question, answer_to, by_methods, question_of
@@ -37,6 +39,24 @@ SETTINGS_JSON = (
 )
 COPY = calls.CopyChoice(OffsetsForm.REDACTED, ("app-*",))
 LED = calls.LedTopic("l-t", TOPIC_ID, 1)
+ORIGINS = calls.Origins(
+    ToldPartition(
+        0,
+        0,
+        (
+            OriginRange(Origin("A", TOPIC_ID), 0, 5, 1795629484070, (OriginEpoch(2, 0),), ended=Ended.DETACHED),
+            OriginRange(Origin("A", OTHER_ID, "term"), 5, None, 1795629484071),
+        ),
+    ),
+    0,
+    7,
+)
+ORIGINS_JSON = (
+    f'{{"said":{{"partition":0,"offset":0,"ranges":[{{"origin":["A","{TOPIC_ID}",""],"start_offset":0,"end_offset":5,'
+    '"since_ms":1795629484070,"epochs":[[2,0]],"ended":"detached"},'
+    f'{{"origin":["A","{OTHER_ID}","term"],"start_offset":5,"end_offset":null,"since_ms":1795629484071}}]}},'
+    '"log_start":0,"log_end":7}'
+)
 PENDING = calls.Pending(5, 6, "g", "r-t", 0, 7, "m", 8)
 TERMS = AckTerms(1, {"a-to-b": "B", "a-to-c": "C"}, 500)
 TERMS_JSON = '{"count":1,"links":{"a-to-b":"B","a-to-c":"C"},"degrade_after_ms":500}'
@@ -265,6 +285,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
             ),
         ],
     ),
+    (
+        calls.OpenStream(1, "r-t", TOPIC_ID, 0, ORIGINS),
+        f'{{"stream":1,"topic":"r-t","source_topic_id":"{TOPIC_ID}","partition":0,"origins":{ORIGINS_JSON}}}',
+        [],
+    ),
+    (calls.StreamOrigins(1, ORIGINS), f'{{"stream":1,"origins":{ORIGINS_JSON}}}', [(calls.Done(), "{}")]),
     (
         calls.CloseStream(1, "CLOSED", "why"),
         '{"stream":1,"code":"CLOSED","message":"why"}',
@@ -583,7 +609,7 @@ def objects_in(wire: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, .
 
 def without_settings(path: tuple[Any, ...]) -> bool:
     """What the control log's codec reads is strict, and objects by name have no fields."""
-    return not {"settings", "terms", "group_terms"} & set(path)
+    return not {"settings", "terms", "group_terms", "said"} & set(path)
 
 
 def read(question: Question[Any], value: Any, wire: Any) -> Any:

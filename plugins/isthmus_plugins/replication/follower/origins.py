@@ -1,0 +1,78 @@
+"""Records where the records come from that are about to be appended, as the source says it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from isthmus_control.commands import Body, RecordOrigins, ToldPartition, ToldTopic
+from isthmus_control.control_state import ControlState
+from isthmus_control.levels import ORIGINS
+from isthmus_control.origins import Origin
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower.stream import FollowerStream
+from isthmus_plugins.replication.link import calls, histories, reasons
+from isthmus_plugins.replication.link.connection import LinkRejected
+from isthmus_plugins.replication.link.histories import Parted
+from isthmus_plugins.replication.link.joined_commands import JoinedCommands
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+
+class _Told(NamedTuple):
+    """What a source says of a partition. ``here``, ``there``: where the logs start and end."""
+
+    link: str
+    topic: str
+    topic_id: str
+    source: Origin
+    said: ToldPartition
+    here: tuple[int, int]
+    there: tuple[int, int]
+
+
+class FollowerOrigins:
+    """Of the partitions that follow."""
+
+    def __init__(self, context: PluginContext, tasks: Tasks) -> None:
+        self._context = context
+        self._told = JoinedCommands(context, tasks, "origins", _recorded)
+
+    async def record(self, stream: FollowerStream, source_topic_id: str, told: calls.Origins) -> None:
+        """Record what the source says, before anything of that is appended. Raises LinkRejected, BrokerUnavailable."""
+        state, follower_log = self._context.control.state, stream.follower_log
+        found = state.links.get(stream.link_name)
+        if state.level < ORIGINS or found is None:
+            return
+        entry = _Told(
+            stream.link_name,
+            stream.topic,
+            stream.topic_id,
+            Origin(found.remote_cluster_id, source_topic_id),
+            told.said,
+            (follower_log.start or 0, follower_log.end),
+            (told.log_start, told.log_end),
+        )
+        refused = await self._told.record(entry)
+        if refused is not None:
+            raise LinkRejected(reasons.NOT_FOLLOWING, refused.message)
+
+
+def _recorded(state: ControlState, told: Sequence[_Told]) -> Sequence[Body]:
+    due: dict[str, dict[histories.Topic, list[ToldPartition]]] = {}
+    for each in told:
+        known = state.origins_of(each.topic, each.topic_id, each.said.partition)
+        found = histories.to_follow(known, each.source, each.said, each.here, each.there)
+        if isinstance(found, Parted):  # the leader end compares what stands last, and says so
+            log.warning(
+                "log is another one than its source's",
+                extra={"topic": each.topic, "partition": each.said.partition, "offset": found.offset},
+            )
+        elif found is not None:
+            due.setdefault(each.link, {}).setdefault((each.topic, each.topic_id), []).append(found)
+    return [
+        RecordOrigins(link, tuple(ToldTopic(*topic, tuple(partitions)) for topic, partitions in topics.items()))
+        for link, topics in due.items()
+    ]
