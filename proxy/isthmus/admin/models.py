@@ -181,19 +181,44 @@ class ProvenanceView(_Model):
     """The source's leader epochs within the range."""
 
 
+class OriginView(_Model):
+    """A range of offsets and the cluster that wrote it first, through any number of links."""
+
+    cluster_id: str
+    topic_id: str
+    term: str | None
+    """The id of the command by which that cluster began to write there; None: from before terms were recorded."""
+    start_offset: int
+    end_offset: int | None
+    """Exclusive; None: it goes on."""
+    epochs: list[SourceEpochView] = []
+    """That cluster's leader epochs."""
+    epochs_missing_before: int | None = None
+    """Of the epochs that begin before this offset some may be missing."""
+    since_ms: int
+    ended: str | None = Field(default=None, examples=["failed-over"])
+    via_cluster_id: str | None = None
+    """The cluster that it was received from; None: it was written here."""
+    assumed: bool = False
+    """Only the cluster that it was received from is known, which may have had it from elsewhere."""
+
+
 class TopicPartitionView(_Model):
     partition: int
     provenance: list[ProvenanceView]
+    """From which cluster which range was received."""
+    origins: list[OriginView] = []
+    """Which cluster wrote which range first. What is between two is unknown."""
 
 
 class TopicView(_Model):
-    """A local topic that follows, may not, or did."""
+    """A local topic that follows, may not, or did; or that is led, where it is asked for by its name."""
 
     topic: str = Field(examples=["orders-eu"])
     link_name: str | None
     """None: no link knows the topic any more, and its history is kept."""
     source_topic: str | None
-    state: Literal["creating", "following", "refused", "detached", "independent"]
+    state: Literal["creating", "following", "refused", "detached", "led", "independent"]
     reason: str | None = Field(default=None, examples=["TOPIC_NOT_EMPTY"])
     message: str | None = None
     topic_id: str | None

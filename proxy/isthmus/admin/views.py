@@ -16,6 +16,7 @@ from isthmus.admin.models import (
     LimitsView,
     NamespaceMappingView,
     NamespaceView,
+    OriginView,
     ProvenanceView,
     ProxyView,
     SourceEpochView,
@@ -26,7 +27,8 @@ from isthmus.admin.models import (
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import plain_version
-from isthmus_control.model import EnabledPlugin, FollowerTopic, Namespace, ProxyLease, TopicHistory
+from isthmus_control.model import EnabledPlugin, FollowerTopic, Namespace, ProxyLease, Role, TopicHistory
+from isthmus_control.origins import OriginRange, TopicOrigins
 from isthmus_plugins.clock import monotonic
 
 
@@ -74,34 +76,50 @@ def plugin_view(plugin: EnabledPlugin, waits: list[str]) -> EnabledPluginView:
 
 
 def topic_view(state: ControlState, name: str) -> TopicView | None:
-    """A topic that follows, or that the state has a history of."""
+    """A topic that follows, or that the state has a history of: it did, or it is led."""
     follower, history = state.follower_topics.get(name), state.histories.get(name)
-    if follower is None and history is None:
+    origins = state.origins.get(name)
+    if follower is None and history is None and origins is None:
         return None
     reason = follower.reason if follower else None
     return TopicView(
         topic=name,
         link_name=follower.link if follower else None,
         source_topic=follower.source_topic if follower else None,
-        state=follower.state.value if follower else "independent",
+        state=follower.state.value if follower else "led" if _is_led(state, name) else "independent",
         reason=reason.code if reason else None,
         message=reason.message if reason else None,
-        topic_id=_topic_id(follower, history),
+        topic_id=_topic_id(follower, history, origins),
         source_topic_id=follower.source_topic_id if follower else None,
         recorded_ms=follower.recorded_ms if follower else None,
-        partitions=_partitions(history),
+        partitions=_partitions(state, history, origins),
     )
 
 
-def _topic_id(follower: FollowerTopic | None, history: TopicHistory | None) -> str | None:
+def _is_led(state: ControlState, topic: str) -> bool:
+    return any(
+        mapping.role is Role.LEADER and mapping.remote_name(topic) is not None
+        for link in state.links.values()
+        for mapping in link.topic_mappings
+    )
+
+
+def _topic_id(follower: FollowerTopic | None, history: TopicHistory | None, origins: TopicOrigins | None) -> str | None:
     if follower is not None and follower.topic_id is not None:
         return follower.topic_id
-    return history.topic_id if history else None
+    known = origins or history
+    return known.topic_id if known else None
 
 
-def _partitions(history: TopicHistory | None) -> list[TopicPartitionView]:
-    if history is None:
+def _partitions(
+    state: ControlState, history: TopicHistory | None, origins: TopicOrigins | None
+) -> list[TopicPartitionView]:
+    known = origins or history
+    if known is None:
         return []
+    topic, topic_id = known.topic, known.topic_id
+    received = history.partitions if history is not None and history.topic_id == topic_id else {}
+    written = origins.partitions if origins is not None else {}
     return [
         TopicPartitionView(
             partition=partition,
@@ -114,11 +132,28 @@ def _partitions(history: TopicHistory | None) -> list[TopicPartitionView]:
                     recorded_ms=each.recorded_ms,
                     epochs=[SourceEpochView(epoch=e.epoch, start_offset=e.start_offset) for e in each.epochs],
                 )
-                for each in ranges
+                for each in received.get(partition, ())
             ],
+            origins=[_origin(each) for each in state.origins_of(topic, topic_id, partition).ranges],
         )
-        for partition, ranges in sorted(history.partitions.items())
+        for partition in sorted({*received, *written})
     ]
+
+
+def _origin(known: OriginRange) -> OriginView:
+    return OriginView(
+        cluster_id=known.origin.cluster_id,
+        topic_id=known.origin.topic_id,
+        term=known.origin.term or None,
+        start_offset=known.start_offset,
+        end_offset=known.end_offset,
+        epochs=[SourceEpochView(epoch=epoch, start_offset=start) for epoch, start in known.epochs],
+        epochs_missing_before=known.missing_before or None,
+        since_ms=known.since_ms,
+        ended=known.ended.value if known.ended else None,
+        via_cluster_id=known.via or None,
+        assumed=known.assumed,
+    )
 
 
 def topic_views(state: ControlState) -> list[TopicView]:

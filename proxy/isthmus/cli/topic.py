@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -18,6 +19,9 @@ app = typer.Typer(
     epilog=example("isthmus topic list --link a-to-b") + EXIT_CODES,
 )
 
+
+EPOCHS_SHOWN: Final = 5
+"""Of a range; all are in ``-o json``."""
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, print what would be lost.")]
 NameArgument = Annotated[str, typer.Argument(help="The local topic's name.")]
@@ -34,15 +38,20 @@ def list_(
         show(admin.get("/v1/topics", link=link)["items"], output, _listed)
 
 
-@app.command(epilog=example("isthmus topic describe orders-eu") + EXIT_CODES)
+@app.command(
+    epilog=example("isthmus topic describe orders-eu", "isthmus topic describe orders-eu --provenance") + EXIT_CODES
+)
 def describe(
     name: NameArgument,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Show which cluster wrote which offsets first, in which term.")
+    ] = False,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Describe a topic: its source, and which cluster each range of offsets came from."""
     with Admin(url, output) as admin:
-        show(admin.get(f"/v1/topics/{quote(name, safe='')}"), output, _described)
+        show(admin.get(f"/v1/topics/{quote(name, safe='')}"), output, _origins if provenance else _described)
 
 
 @app.command(
@@ -163,3 +172,42 @@ def _described(topic: dict[str, Any]) -> Iterator[str]:
                 for each in partition["provenance"]
             ),
         )
+
+
+def _origins(topic: dict[str, Any]) -> Iterator[str]:
+    """A line for each range of offsets; what is between two, or behind the last one, is unknown."""
+    yield from fields([("topic", topic["topic"]), ("state", topic["state"]), ("topic id", topic["topic_id"])])
+    for partition in topic["partitions"]:
+        yield ""
+        yield f"partition {partition['partition']}"
+        yield from columns(
+            ("  OFFSETS", "CLUSTER", "TERM", "TOPIC_ID", "EPOCHS", "SINCE", "ENDED", "VIA"),
+            _ranges(partition["origins"]),
+        )
+
+
+def _ranges(origins: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    until = 0
+    for each in origins:
+        if each["start_offset"] > until:
+            yield f"  [{until}, {each['start_offset']})", "unknown", None, None, None, None, None, None
+        until = each["end_offset"] or 0
+        yield (
+            f"  [{each['start_offset']}, {'...' if each['end_offset'] is None else each['end_offset']})",
+            f"{each['cluster_id']}{' (assumed)' if each['assumed'] else ''}",
+            each["term"] or "before terms",
+            each["topic_id"],
+            _epochs(each),
+            datetime.fromtimestamp(each["since_ms"] / 1000, UTC).isoformat(timespec="seconds"),
+            each["ended"],
+            each["via_cluster_id"] or "written here",
+        )
+
+
+def _epochs(origin: dict[str, Any]) -> str:
+    """Each with the offset of its first record, the last ones of many."""
+    found = [f"{each['epoch']}@{each['start_offset']}" for each in origin["epochs"]]
+    more = f"({len(found) - EPOCHS_SHOWN} more),"
+    shown = ",".join(found) if len(found) <= EPOCHS_SHOWN else more + ",".join(found[-EPOCHS_SHOWN:])
+    missing = origin["epochs_missing_before"]
+    return shown if missing is None else f"{shown} (some before {missing} may be missing)"

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ from isthmus.cli.namespace import ResourceType as TypeChoice
 from isthmus_control.commands import ClaimBrokers, CreateNamespace
 from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import ResourceType
+from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange, PartitionOrigins, TopicOrigins
 from isthmus_plugins.links import OperationError, SourceLossStatus, SyncStatus, TransactionVerificationPlan
 
 WIDE = {"TERMINAL_WIDTH": "200", "COLUMNS": "200"}
@@ -57,7 +59,7 @@ def _reset(listener: RunningAdmin) -> None:
     links.created, links.attached, links.calls = [], [], []
     links.equal, links.verify_error, links.verification = True, None, None
     links.proceed.set()
-    listener.log.set_state(listener.log.state.evolve(namespaces={}, level=0))
+    listener.log.set_state(listener.log.state.evolve(namespaces={}, origins={}, level=0))
 
 
 def run(*arguments: str, url: str | None = None, **more: Any) -> Any:
@@ -441,6 +443,32 @@ def test_topics_are_listed_and_described(admin: RunningAdmin) -> None:
     unknown = run("topic", "describe", "none", url=admin.url)
     assert unknown.exit_code == 1
     assert "follows no link here" in unknown.stderr
+
+
+def test_who_wrote_which_offsets_of_a_topic_is_shown(admin: RunningAdmin) -> None:
+    topic_id = str(uuid.UUID(int=1))
+    ranges = (
+        OriginRange(Origin("A", topic_id), 10, 40, 0, (OriginEpoch(0, 10),), 30, "C", ended=Ended.CUT, assumed=True),
+        OriginRange(Origin("A", topic_id, "t1"), 40, 40, 1_000, via="C", ended=Ended.FAILED_OVER),
+        OriginRange(Origin("B", topic_id, "t2"), 40, None, 2_000, tuple(OriginEpoch(n, 40 + n) for n in range(7))),
+    )
+    known = TopicOrigins("orders-eu", topic_id, {0: PartitionOrigins(ranges), 2: PartitionOrigins()})
+    admin.log.set_state(admin.log.state.evolve(origins={"orders-eu": known}))
+    described = ok(run("topic", "describe", "orders-eu", "--provenance", "-o", "json", url=admin.url))
+    assert described["state"] == "independent"
+    first, _, last = described["partitions"][0]["origins"]
+    assert (first["term"], first["assumed"], first["epochs_missing_before"]) == (None, True, 30)
+    assert (last["term"], last["end_offset"], last["via_cluster_id"], len(last["epochs"])) == ("t2", None, None, 7)
+    shown = run("topic", "describe", "orders-eu", "--provenance", url=admin.url).stdout
+    for line in (
+        r"^partition 0$",
+        r"^  \[0, 10\) +unknown ",
+        r"^  \[10, 40\) +A \(assumed\) +before terms .* 0@10 \(some before 30 may be missing\) .* cut +C$",
+        r"^  \[40, 40\) +A +t1 .* - +1970-01-01T00:00:01\+00:00 +failed-over +C$",
+        r"^  \[40, \.\.\.\) +B +t2 .* \(2 more\),2@42,3@43,4@44,5@45,6@46 .* written here$",
+        r"^partition 2$",
+    ):
+        assert re.search(line, shown, re.MULTILINE), (line, shown)
 
 
 def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
