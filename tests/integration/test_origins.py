@@ -1,0 +1,62 @@
+"""Who wrote which offsets first, as both sides of a link on real brokers say it: leaders move, proxies are killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.kafka import Clusters, unique
+from support.links import Linked, Side, linked, sidecars, until, whole
+
+from isthmus_bench import ready_commands
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(180)]
+
+
+def origins(side: Side, topic: str) -> list[dict[str, Any]]:
+    """Of partition 0, as ``isthmus topic describe`` has them."""
+    found: list[dict[str, Any]] = side.proxy.cli("topic", "describe", topic)["partitions"][0]["origins"]
+    return found
+
+
+def said(side: Side, topic: str) -> list[tuple[Any, ...]]:
+    """What both sides have to say alike."""
+    return [
+        (each["cluster_id"], each["topic_id"], each["term"], each["start_offset"], each["end_offset"], each["epochs"])
+        for each in origins(side, topic)
+    ]
+
+
+def agreed(pair: Linked, source: str, target: str) -> list[tuple[Any, ...]]:
+    """What both sides say, once they say the same."""
+    until("both say the same", lambda: said(pair.a, source) == said(pair.b, target), 30)
+    return said(pair.a, source)
+
+
+def test_both_sides_say_who_wrote_what(kafka_cluster: Clusters) -> None:
+    a, b = kafka_cluster(brokers=3), kafka_cluster()
+    with linked(a, b, a_proxies=sidecars(a), b_proxies=[whole(b)]) as pair:
+        pair.raise_levels()
+        source, target = pair.names(unique("t"))
+        pair.a.create_topic(source, replicas=3)
+        pair.a.produce(source, [b"before"] * 10)
+        pair.attach()
+        pair.wait_end(target, 10)
+        before, term = agreed(pair, source, target)
+        assert (before[0], before[2:5]) == (a.cluster_id, (None, 0, 10)), "written here before anybody said so"
+        assert (term[0], bool(term[2]), term[3:5]) == (a.cluster_id, True, (10, None))
+        assert {each["via_cluster_id"] for each in origins(pair.b, target)} == {a.cluster_id}
+
+        # Its leader moves, while another proxy pushes: the same term goes on, in another epoch from there on.
+        leader = pair.a.admin(direct=True).list_topics(source, timeout=10).topics[source].partitions[0].leader
+        a.stop_broker(leader)
+        pair.a.produce(source, [b"after"] * 5)
+        pair.wait_end(target, 15)
+        moved = agreed(pair, source, target)[-1]
+        assert moved[:5] == term[:5]
+        (epoch,) = moved[5]
+        assert (epoch["start_offset"], epoch["epoch"] > 0) == (10, True)
+        shown = ready_commands.run(["topic", "describe", target, "--provenance", "--url", pair.b.proxy.url], 30)
+        assert "before terms" in shown.stdout
+        assert term[2] in shown.stdout
+        assert "assumed" not in shown.stdout
