@@ -25,7 +25,7 @@ from isthmus.kafka.client import (
 from isthmus.kafka.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
 from isthmus.kafka.group_existence import group_exists
 from isthmus.kafka.groups import GroupClient
-from isthmus.kafka.results import ResourceType, TopicPartition, as_error
+from isthmus.kafka.results import ProducerIdentity, ResourceType, TopicPartition, as_error
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.model import is_internal_topic
 from isthmus_plugins.cluster import (
@@ -414,6 +414,12 @@ class ClusterAccess:
         """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
         with _ERRORS:
             return await self._client.list_transactions(COMPLETING)
+
+    async def fence_transaction(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """Have the coordinator abort what a producer has open, unless the id is another producer's by now."""
+        producer = ProducerIdentity(producer_id, producer_epoch)
+        with _ERRORS:
+            await self._client.fence_transaction(transactional_id, producer, deadline_s=POSITION_DEADLINE_S)
 
     async def prepare_transactions(self) -> None:
         """Have the brokers make their topic of transactions, as the first transactional client does."""

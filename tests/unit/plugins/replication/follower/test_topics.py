@@ -31,6 +31,7 @@ from isthmus_control.levels import SOURCE_DELETIONS
 from isthmus_control.model import FollowerTopic, ProvenanceRange, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
@@ -70,7 +71,8 @@ class Scene:
     def restart(self) -> None:
         """Another process, which knows what the control log has."""
         self.context: Any = FakeContext(self.cluster, self.control)
-        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context))
+        self.own_transactions = OwnTransactions(self.context)
+        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context), self.own_transactions)
         self.peer = CalledAtOnce(LINK, self.topics.answers())
 
     async def prepare(self, *topics: calls.WantedTopic, all_: Collection[str] | None = None) -> calls.PreparedTopic:
@@ -231,7 +233,10 @@ def test_two_proxies_of_the_cluster_make_each_topic_once_and_neither_says_that_i
         scene = Scene()
         scene.cluster.random = scene.control.random = random.Random(seed)
         other: Any = FakeContext(scene.cluster, scene.control, "q")
-        peers = scene.peer, CalledAtOnce(LINK, FollowerTopics(other, FollowerReplicas(other)).answers())
+        peers = (
+            scene.peer,
+            CalledAtOnce(LINK, FollowerTopics(other, FollowerReplicas(other), OwnTransactions(other)).answers()),
+        )
         names = [SOURCE, "local-u", "local-v"]
 
         async def ask(peer: CalledAtOnce, topics: Iterable[str], after_s: float = 0.0) -> list[calls.PreparedTopic]:
@@ -454,6 +459,8 @@ def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_delet
 
     async def work(scene: Scene) -> None:
         await agreed_to_lose(scene, how)
+        (mapping,) = scene.control.state.links[LINK].mappings
+        assert await scene.own_transactions.keeps_from_following(LINK, mapping) is None
         topics = scene.cluster.topics_named
 
         async def then_replaced(names: Collection[str]) -> Mapping[str, TopicInfo]:

@@ -37,6 +37,7 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import StopReason
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topics import FollowerTopics
@@ -91,7 +92,10 @@ class Scene:
         verification = Verification(self.context)
         common_log: Any = OneLess(self.context, verification)
         unused: Any = None
-        self.steps = TruncationSteps(self.context, unused, unused, verification, common_log, unused)
+        self.own_transactions = OwnTransactions(self.context)
+        self.steps = TruncationSteps(
+            self.context, unused, unused, verification, common_log, unused, self.own_transactions
+        )
         self.steps._connection = lambda truncation: unused  # type: ignore[method-assign]
         topic_id = str(uuid.UUID(bytes=self.topic.topic_id))
         self.apply(SetFollowerTopic(LINK, TOPIC, "local-t", SOURCE_ID, TopicState.FOLLOWING, topic_id))
@@ -423,7 +427,9 @@ def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waite
         other: Any = FakeContext(scene.cluster, scene.control)
         nothing: Any = None
         streams = Diverged(other, Traffic())
-        elsewhere = Truncations(other, nothing, streams, FollowerTopics(other, FollowerReplicas(other)), nothing)
+        elsewhere = Truncations(
+            other, nothing, streams, FollowerTopics(other, FollowerReplicas(other), OwnTransactions(other)), nothing
+        )
         elsewhere._may_run = lambda state, truncation: False  # type: ignore[method-assign]
         elsewhere._look()
         await asyncio.sleep(1)
@@ -448,7 +454,7 @@ def test_a_succession_that_is_out_of_date_is_told_again_before_a_topic_is_frozen
             async def end(self, *arguments: Any) -> int:
                 raise SourceReplaced("the source's local-t is another topic by now")
 
-        topics = FollowerTopics(scene.context, FollowerReplicas(scene.context))
+        topics = FollowerTopics(scene.context, FollowerReplicas(scene.context), OwnTransactions(scene.context))
         topics.succeeded[TOPIC] = Succession(SOURCE_ID, str(uuid.UUID(int=11, version=4)), (1, 1, 1))
         scene.steps._follower_topics = topics
         scene.steps._common_log = Replaced(scene.context, Verification(scene.context))
