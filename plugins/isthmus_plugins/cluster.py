@@ -202,7 +202,7 @@ class ClusterApi(Protocol):
         """All topics, read now."""
 
     async def topic(self, name: str) -> TopicInfo | None:
-        """One topic, read now; None if there is none."""
+        """One topic, read now; None if there is none. KafkaRefused where that is not for this proxy to know."""
 
     async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that there are, read now."""

@@ -43,7 +43,12 @@ from isthmus_plugins.cluster import (
     TransactionMarkers,
 )
 from isthmus_protocol import peeks
-from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED, UNKNOWN_TOPIC_ID
+from isthmus_protocol.error_codes import (
+    NETWORK_EXCEPTION,
+    THROTTLING_QUOTA_EXCEEDED,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_ID,
+)
 from isthmus_protocol.messages import build_request
 from isthmus_protocol.record_requests import fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
@@ -149,9 +154,11 @@ class ClusterAccess:
         return self._client.topic_name(UUID(bytes=topic_id))
 
     async def topic(self, name: str) -> TopicInfo | None:
-        """One topic, read now; None if there is none."""
+        """One topic, read now; None if there is none. KafkaRefused where that is not for this proxy to know."""
         with _ERRORS:
             info = (await self._client.refresh([name])).get(name)
+            if info is None and not self._client.may_describe(name):
+                raise KafkaError(TOPIC_AUTHORIZATION_FAILED, name)
         return None if info is None or info.topic_id is None else _topic(info)
 
     async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from support import groups
 from support.kafka import unique
-from support.links import Linked, Side, linked, truncated, until
+from support.links import Linked, Side, linked, taking_transactions, truncated, until
 from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import KafkaCluster
@@ -28,6 +31,21 @@ def write(producer: Producer, topic: str) -> None:
     producer.begin_transaction()
     producer.produce(topic, b"of a transaction")
     assert producer.flush(30) == 0
+
+
+def send_offset(side: Side, producer: Producer, group: str, topic: str) -> None:
+    """Commit an offset of a group without members in the transaction that is open."""
+    consumer = Consumer({"bootstrap.servers": side.bootstrap, "group.id": group})
+    try:
+        nobody = consumer.consumer_group_metadata()
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 3)], nobody, 30)
+    finally:
+        consumer.close()
+
+
+def settled(link: Linked, group: str) -> dict[str, Any] | None:
+    told = groups.group_status(link.b, link.name, group)
+    return told if told is not None and told["reason"] is None and told["state"] == "Following" else None
 
 
 def both_go_on(link: Linked, source: str, target: str, values: int) -> None:
@@ -54,13 +72,29 @@ def test_what_is_open_where_a_cluster_led_ends_before_its_topic_is_cut_and_follo
         link.b.produce(target, [b"led here"] * 10)
         ongoing = begun(link.b, target, unique("ongoing-"))
         other = begun(link.b, elsewhere, unique("other-"))
+        group, kept = link.local + "g", link.remote + "g"
+        groups.commit(link.a, group, {(source, 0): 50})
+        commits = begun(link.b, elsewhere, unique("commits-"))
+        send_offset(link.b, commits, kept, target)
+        elsewhere_too = begun(link.b, elsewhere, unique("elsewhere-"))
+        send_offset(link.b, elsewhere_too, unique("elsewhere-g"), target)
 
         link.attach(None, None, "--truncate-target")
         both_go_on(link, source, target, 100)
         with pytest.raises(KafkaException, match=r"FENCED|fenced"):
             ongoing.commit_transaction(30)
         other.commit_transaction(IN_TIME_S)
-        assert len(link.b.read_decided(elsewhere)) == 1
+
+        with taking_transactions(link.b):
+            link.attach(None, None, "--type", "consumer-group")
+            until("it follows", lambda: groups.offsets(link.b, kept).get((target, 0)) == 50)
+            told = until("nothing is waited for", lambda: settled(link, kept))
+        assert told["reason"] is None
+        with pytest.raises(KafkaException, match=r"FENCED|fenced"):
+            commits.commit_transaction(30)
+        elsewhere_too.commit_transaction(IN_TIME_S)
+        assert groups.offsets(link.b, kept)[target, 0] == 50
+        assert len(link.b.read_decided(elsewhere)) == 2
 
 
 def test_a_topic_is_frozen_when_what_was_decided_is_carried_out_and_others_end_meanwhile(kafka: KafkaCluster) -> None:

@@ -140,7 +140,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     traffic = Traffic()
     follower_end = FollowerEnd(context, traffic)
     store = TransactionStore(context, follower_end.decided)
-    group_follower = GroupFollower(context, store)
+    group_follower = GroupFollower(context, store, own_transactions)
     transaction_verification = TransactionVerification(context)
     common_log = CommonLog(context, digests)
     leader_end = LeaderEnd(context, peers, digests, traffic)

@@ -2,7 +2,7 @@
 
 A coordinator writes the markers of its transactions whenever it can, whatever became of the topic meanwhile: in a
 follower's log they shift every offset behind them; a topic that takes none leaves other transactions unended, too
-(ADR 24). So, once every proxy refuses clients' writes to a topic:
+(ADR 24). What they have committed in groups counts when they end. So, once every proxy refuses clients' writes:
 
 1. The transaction log is read to its end: what a coordinator has answered before stands there.
 2. What is Ongoing in the topic is aborted by its coordinator, and its producer fenced. What is decided is left to end.
@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceMapping, Reason, ResourceType, Role, contains
+from isthmus_control.model import NamespaceKey, NamespaceMapping, Reason, ResourceType, Role, contains
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext, check_lease
@@ -40,6 +40,8 @@ LOOK_S: Final = 3.0
 """So long whoever asks is kept waiting for what ends soon: an abort takes some milliseconds."""
 AGAIN_S: Final = 0.5
 """A coordinator that was about to change a transaction anyway is asked once more after that."""
+KEPT_S: Final = 30.0
+"""So long the log is read on for who asks again; then it is forgotten. More than a look takes."""
 FENCED_AT_ONCE: Final = 20
 UNDER_WAY: Final = frozenset(
     {
@@ -53,27 +55,38 @@ UNDER_WAY: Final = frozenset(
 
 
 class Scope(NamedTuple):
-    """Topics in which nothing is to be open: those of a follower namespace, or one of them."""
+    """In what nothing is to be open: topics of a follower namespace, one of them, or some of its groups."""
 
     link: str
-    prefix: str
+    namespace: NamespaceKey
     attached_at: int
-    """The offset of the command that attached the namespace. No client writes to it since then."""
+    """The offset of the command that attached it."""
+    refused_from: int
+    """That of the command since which no client adds anything to a transaction there."""
     topic: str | None = None
+    """This one alone."""
+    producers: tuple[tuple[int, str], ...] = ()
+    """Those that have committed offsets of groups, and in which one: it stands in no transaction's partitions."""
 
     @classmethod
     def of(cls, link: str, mapping: NamespaceMapping) -> Scope:
         """All topics of a namespace."""
-        return cls(link, mapping.local_prefix, mapping.attached_at_offset)
+        return cls(link, mapping.local, mapping.attached_at_offset, mapping.attached_at_offset)
 
-    def holds(self, name: str) -> bool:
-        """Whether a topic is one of them."""
-        return name == self.topic if self.topic is not None else contains(ResourceType.TOPIC, self.prefix, name)
+    def place_of(self, transaction: Transaction) -> str | None:
+        """Where a transaction touches it; None: nowhere."""
+        if self.producers:
+            group = dict(self.producers).get(transaction.producer_id)
+            return None if group is None else f"group {group}"
+        return next((f"{topic}-{partition}" for topic, partition in transaction.partitions if self._holds(topic)), None)
+
+    def _holds(self, topic: str) -> bool:
+        return topic == self.topic if self.topic is not None else contains(*self.namespace, topic)
 
     def still_follows(self, state: ControlState) -> bool:
         """Whether the namespace is attached as it was."""
         link = state.links.get(self.link)
-        mapping = None if link is None else link.mapping(ResourceType.TOPIC, self.prefix)
+        mapping = None if link is None else link.mapping(*self.namespace)
         return mapping is not None and mapping.role is Role.FOLLOWER and mapping.attached_at_offset == self.attached_at
 
 
@@ -102,7 +115,7 @@ class TransactionStates(TransactionLogTail[_Part]):
         super().__init__(context, LANE, _Part, lambda: None)
 
     def under_way(self, scope: Scope) -> list[Open]:
-        """Those that touch these topics, the oldest first. Raises NotKnown."""
+        """Those that touch it, the oldest first. Raises NotKnown."""
         for part in self._parts.values():
             for what in (*part.log.unknown, *part.log.unreadable.values()):
                 raise NotKnown(f"{TRANSACTION_TOPIC}-{part.partition} has what this version cannot read: {what}")
@@ -110,7 +123,7 @@ class TransactionStates(TransactionLogTail[_Part]):
             Open(transactional_id, transaction, part.broker_id)
             for part in self._parts.values()
             for transactional_id, transaction in part.under_way.items()
-            if any(scope.holds(topic) for topic, _ in transaction.partitions)
+            if scope.place_of(transaction) is not None
         ]
         return sorted(found, key=lambda each: (each.transaction.started_ms, each.transactional_id))
 
@@ -138,8 +151,7 @@ class OwnTransactions(Part):
         self._states = TransactionStates(context)
         self._tasks = Tasks(LANE, context.supervision)
         self._looks: dict[Scope, asyncio.Task[Reason | None]] = {}
-        self._wanted: set[Scope] = set()
-        """The log is read on for these."""
+        self._rest_at: asyncio.TimerHandle | None = None
         self._over: set[Scope] = set()
         """Namespaces in which nothing is open, and nothing can be begun any more."""
         self._fenced: set[Open] = set()
@@ -150,17 +162,13 @@ class OwnTransactions(Part):
 
     async def stop(self) -> None:
         await self._tasks.close()
+        if self._rest_at is not None:
+            self._rest_at.cancel()
         await self._states.stop()
 
     def control_changed(self, state: ControlState) -> None:
-        """Forget namespaces that do not follow any more, and topics that are cut no more."""
+        """Forget namespaces that do not follow any more."""
         self._over = {scope for scope in self._over if scope.still_follows(state)}
-        for scope in [each for each in self._wanted if not self._is_wanted(each, state)]:
-            self._not_wanted(scope)
-
-    @staticmethod
-    def _is_wanted(scope: Scope, state: ControlState) -> bool:
-        return scope.still_follows(state) and (scope.topic is None or scope.topic in state.truncations)
 
     def are_over(self, link: str, mapping: NamespaceMapping) -> bool:
         """Whether nothing can be open in a namespace, as was seen before."""
@@ -172,7 +180,7 @@ class OwnTransactions(Part):
 
         Returns when that is so, or after :data:`LOOK_S`: to be asked again.
         """
-        return await self._look(Scope.of(link, mapping))
+        return await self.keeps_open(Scope.of(link, mapping))
 
     async def keeps_from_cutting(self, topic: str) -> Reason | None:
         """What keeps a topic that follows from being frozen, and cut. Looked at anew each time: who writes past the
@@ -180,29 +188,36 @@ class OwnTransactions(Part):
         following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
         if following is None:
             return None  # it is not cut either
-        return await self._look(Scope.of(following.link.name, following.mapping)._replace(topic=topic))
+        return await self.keeps_open(Scope.of(following.link.name, following.mapping)._replace(topic=topic))
 
-    async def _look(self, scope: Scope) -> Reason | None:
-        """Everybody who asks at the same time waits for the same."""
+    async def keeps_open(self, scope: Scope) -> Reason | None:
+        """What is open there, after it was begun to be ended. Everybody who asks at the same time waits for the same.
+
+        Returns None when nothing is, or the reason after :data:`LOOK_S`.
+        """
         look = self._looks.get(scope)
         if look is None:
-            look = self._looks[scope] = self._tasks.start(f"end-{scope.topic or scope.prefix}", self._ended(scope))
+            look = self._looks[scope] = self._tasks.start(f"end-{scope.topic or scope.namespace}", self._ended(scope))
             look.add_done_callback(lambda _: self._looks.pop(scope, None))
         return await asyncio.shield(look)
 
-    def _not_wanted(self, scope: Scope) -> None:
-        self._wanted.discard(scope)
-        if not self._wanted:
-            self._states.follow(False)
-            self._fenced.clear()
+    def _read(self) -> None:
+        """Read the log, until nobody has asked for a while."""
+        if self._rest_at is not None:
+            self._rest_at.cancel()
+        self._rest_at = asyncio.get_running_loop().call_later(KEPT_S, self._rest)
+        self._states.follow(True)
+
+    def _rest(self) -> None:
+        self._states.follow(False)
+        self._fenced.clear()
 
     async def _ended(self, scope: Scope) -> Reason | None:
-        self._wanted.add(scope)
-        self._states.follow(True)
+        self._read()
         waits_for = ["every proxy to refuse clients' writes to it"]
         try:
             async with asyncio.timeout(LOOK_S):
-                await self._context.control.enforced(scope.attached_at)
+                await self._context.control.enforced(scope.refused_from)
                 waits_for[0] = f"{TRANSACTION_TOPIC} to be read"
                 await self._states.caught_up()
                 while found := self._states.under_way(scope):
@@ -217,8 +232,7 @@ class OwnTransactions(Part):
             return _waits(scope, waits_for[0])
         except (BrokerUnavailable, KafkaRefused, NotKnown) as error:
             return _waits(scope, f"{waits_for[0]}: {error}")
-        self._not_wanted(scope)
-        if scope.topic is None:
+        if scope.topic is None and not scope.producers:
             self._over.add(scope)
         return None
 
@@ -234,27 +248,27 @@ class OwnTransactions(Part):
         transaction = each.transaction
         if each not in self._fenced:
             self._fenced.add(each)
-            extra = {"link": scope.link, "namespace": scope.prefix, "transactional_id": each.transactional_id}
-            log.warning("transaction aborted before its topic follows", extra=extra)
+            place = scope.place_of(transaction)
+            extra = {"link": scope.link, "transactional_id": each.transactional_id, "place": place}
+            log.warning("transaction aborted before its topic or group follows", extra=extra)
         cluster = self._context.cluster
         await cluster.fence_transaction(each.transactional_id, transaction.producer_id, transaction.producer_epoch)
 
 
 def _waits(scope: Scope, for_what: str) -> Reason:
-    what = scope.topic if scope.topic is not None else f"namespace {scope.prefix!r}"
+    what = scope.topic if scope.topic is not None else f"the {scope.namespace}"
     return Reason(ReasonCode.TRANSACTIONS_ENDING, f"{what} waits for {for_what}")
 
 
 def described(found: Sequence[Open], scope: Scope) -> str:
     """What is waited for, in words that change only when that does."""
     transactional_id, transaction, coordinator = found[0]
-    place = next(f"{topic}-{partition}" for topic, partition in transaction.partitions if scope.holds(topic))
     doing = "to be aborted" if transaction.state is TransactionState.ONGOING else "to be completed"
     since = "" if transaction.started_ms < 0 else f" since {_moment(transaction.started_ms)}"
     by = "which no broker coordinates now" if coordinator < 0 else f"coordinated by broker {coordinator}"
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    state = _name(transaction.state)
-    return f"the transaction of {transactional_id!r} in {place} {doing}: {state}{since}, {by}{more}"
+    where, state = scope.place_of(transaction), _name(transaction.state)
+    return f"the transaction of {transactional_id!r} in {where} {doing}: {state}{since}, {by}{more}"
 
 
 def _moment(ms: int) -> str:

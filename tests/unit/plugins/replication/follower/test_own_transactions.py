@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import pytest
+from support.coordinators import Coordinators
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated, simulated_now
 from support.replicas import LINK, Replicas
-from support.transaction_state import state_batch, state_key, state_value
+from support.transaction_state import state_key
 
 from isthmus_control.commands import AttachNamespace, DetachNamespace
 from isthmus_control.model import NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.follower.own_transactions import LOOK_S, OwnTransactions
-from isthmus_protocol.offsets_log import partition_of
-from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, TransactionState
+from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, TransactionState
 
-PARTITIONS: Final = 3
-STARTED_MS: Final = 1_700_000_000_000
 S = TransactionState
 
 
-class Scene:
-    """A cluster that led topics which are to follow, its transaction log and coordinators, and one process of it."""
+class Scene(Coordinators):
+    """A cluster that led topics which are to follow, its coordinators, and one process of it."""
 
     def __init__(self) -> None:
         replicas = Replicas(random.Random(1), 1)
@@ -34,14 +32,9 @@ class Scene:
         self.cluster.on_new_partition = lambda *made: None
         self.cluster.brokers = [1, 2]
         self.control: FakeControl = replicas.controls["B"]
-        self.cluster.add_topic(TRANSACTION_TOPIC, PARTITIONS)
-        for partition in self.cluster.found[TRANSACTION_TOPIC].partitions:
+        super().__init__(self.cluster)
+        for partition in self.partitions:
             partition.move(1)
-        self.cluster.fence = self._fence
-        self.aborts_in_s: float | None = 0.05
-        """How long a coordinator takes to write an abort's markers; None: it cannot for now."""
-        self.fenced: list[str] = []
-        self.latest: dict[str, Transaction] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -57,25 +50,6 @@ class Scene:
 
     async def ask(self) -> Reason | None:
         return await self.own.keeps_from_following(LINK, self.mapping)
-
-    def has(self, transactional_id: str, state: TransactionState, *topics: str, epoch: int = 0) -> None:
-        """The coordinator writes the state of a transaction."""
-        places = tuple((topic, 0) for topic in topics)
-        transaction = Transaction(7, epoch, state, places, 1, STARTED_MS)
-        self.latest[transactional_id] = transaction
-        log = self.cluster.partition(TRANSACTION_TOPIC, partition_of(transactional_id, PARTITIONS))
-        records = [(state_key(transactional_id), state_value(transaction))]
-        log.write(state_batch(log.end, records, log.leader_epoch))
-
-    def _fence(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        self.fenced.append(transactional_id)
-        known = self.latest[transactional_id]
-        if known.state is not S.ONGOING or (producer_id, epoch) != (known.producer_id, known.producer_epoch):
-            return
-        self.has(transactional_id, S.PREPARE_ABORT, *(topic for topic, _ in known.partitions), epoch=epoch + 1)
-        if self.aborts_in_s is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self.aborts_in_s, self.has, transactional_id, S.COMPLETE_ABORT)
 
 
 def on_scene(work: Callable[[Scene], Awaitable[None]]) -> None:
@@ -118,8 +92,8 @@ def test_what_is_decided_is_waited_for_and_its_producer_left_alone() -> None:
         waits = await scene.ask()
         assert waits == Reason(
             ReasonCode.TRANSACTIONS_ENDING,
-            "namespace 'remote-' waits for the transaction of 'decided' in remote-t-0 to be completed: PrepareCommit "
-            "since 2023-11-14 22:13:20 UTC, coordinated by broker 1",
+            "the topic namespace 'remote-' waits for the transaction of 'decided' in remote-t-0 to be completed: "
+            "PrepareCommit since 2023-11-14 22:13:20 UTC, coordinated by broker 1",
         )
         assert await scene.ask() == waits, "the words stay while nothing changes"
         scene.has("decided", S.COMPLETE_COMMIT)
@@ -163,15 +137,14 @@ def test_a_producer_that_begins_anew_elsewhere_is_not_fenced() -> None:
 
 def test_a_coordinator_that_is_away_is_waited_for() -> None:
     async def work(scene: Scene) -> None:
-        away = scene.cluster.partition(TRANSACTION_TOPIC, partition_of("app", PARTITIONS))
         scene.has("app", S.ONGOING, "remote-t")
-        away.move(2)
+        scene.log_of("app").move(2)
         scene.cluster.down.add(2)
         waits = await scene.ask()
         assert waits is not None
         assert waits.message == (
-            "namespace 'remote-' waits for __transaction_state to be read: not all partitions of __transaction_state "
-            "can be read"
+            "the topic namespace 'remote-' waits for __transaction_state to be read: not all partitions of "
+            "__transaction_state can be read"
         )
         scene.cluster.down.clear()
         assert await scene.ask() is None
@@ -196,7 +169,9 @@ def test_a_producer_that_cannot_be_fenced_is_waited_for(error: Exception, said: 
         scene.has("app", S.ONGOING, "remote-t")
         waits = await scene.ask()
         assert waits is not None
-        assert waits.message.startswith("namespace 'remote-' waits for the transaction of 'app' in remote-t-0")
+        assert waits.message.startswith(
+            "the topic namespace 'remote-' waits for the transaction of 'app' in remote-t-0"
+        )
         assert waits.message.endswith(f": {said}")
         scene.has("app", S.COMPLETE_COMMIT)
         assert await scene.ask() is None
@@ -207,15 +182,14 @@ def test_a_producer_that_cannot_be_fenced_is_waited_for(error: Exception, said: 
 @pytest.mark.parametrize("whose", ["a key", "a value"])
 def test_what_cannot_be_read_is_waited_for_and_not_guessed(whose: str) -> None:
     async def work(scene: Scene) -> None:
-        log = scene.cluster.partition(TRANSACTION_TOPIC, 0)
         newer = (b"\x00\x09", b"") if whose == "a key" else (state_key("app"), b"\x00\x09")
-        log.write(state_batch(log.end, [newer], log.leader_epoch))
+        scene.write(scene.partitions[0], *newer)
         waits = await scene.ask()
         assert waits is not None
         assert "__transaction_state-0 has what this version cannot read" in waits.message
         assert "version 9" in waits.message
         if whose == "a value":
-            log.write(state_batch(log.end, [(state_key("app"), None)], log.leader_epoch))
+            scene.write(scene.partitions[0], state_key("app"), None)
             assert await scene.ask() is None
 
     on_scene(work)
@@ -233,7 +207,7 @@ def test_nothing_is_read_before_every_proxy_refuses_writes() -> None:
         scene.has("app", S.ONGOING, "remote-t")
         waits = await scene.ask()
         assert waits is not None
-        assert waits.message == "namespace 'remote-' waits for every proxy to refuse clients' writes to it"
+        assert waits.message == "the topic namespace 'remote-' waits for every proxy to refuse clients' writes to it"
         assert not scene.fenced
         enforced.set()
         assert await scene.ask() is None
