@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.coordinators import Coordinators
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated, simulated_now
+from support.plugins import Proxy, Two, on_two
 from support.replicas import LINK, Replicas
 from support.transaction_state import state_key
 
@@ -17,6 +18,7 @@ from isthmus_control.commands import AttachNamespace, DetachNamespace
 from isthmus_control.model import NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.links import Attach
 from isthmus_plugins.replication.follower.own_transactions import LOOK_S, OwnTransactions
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, TransactionState
 
@@ -279,3 +281,25 @@ def test_a_topic_that_is_cut_is_looked_at_anew_each_time_and_alone() -> None:
         assert await scene.own.keeps_from_cutting("in-no-namespace") is None
 
     on_scene(work)
+
+
+def test_both_sides_show_what_a_topic_waits_for() -> None:
+    async def work(two: Two) -> None:
+        await two.create()
+        coordinators = Coordinators(two.clusters["B"])
+        coordinators.has("app", S.PREPARE_COMMIT, "r-t")
+        two.clusters["A"].add_topic("l-t").partitions[0].write_values(b"1")
+        await two.a.links.attach("a-to-b", Attach(local="l-", remote="r-", role="leader"))
+
+        def shown(proxy: Proxy) -> tuple[str, int, str] | None:
+            told = (each for each in proxy.status().partitions if each.reason == ReasonCode.TRANSACTIONS_ENDING)
+            return next(((each.topic, each.partition, each.state) for each in told), None)
+
+        await two.until("it is shown", lambda: shown(two.a) and shown(two.b))
+        assert shown(two.a) == ("l-t", 0, "Catching Up")
+        assert shown(two.b) == ("r-t", -1, "Catching Up")
+        coordinators.has("app", S.COMPLETE_COMMIT)
+        await two.until("it follows", lambda: "r-t" in two.clusters["B"].found)
+        await two.until("it is shown no more", lambda: not shown(two.a) and not shown(two.b))
+
+    on_two(work, 60)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.coordinators import Coordinators
 from support.fake_cluster import FakeCluster, FakeContext, run_simulated
 from support.partition_log import batch
 from support.replicas import LINK, Replicas
@@ -24,6 +25,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import Reason, TopicState
 from isthmus_control.outcome import Accepted
+from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     PartitionCut,
     PartitionView,
@@ -49,6 +51,7 @@ from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner
 from isthmus_plugins.replication.truncation.runs import Truncations
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation.steps import TruncationSteps
+from isthmus_protocol.transaction_log import TransactionState
 
 TOPIC = "remote-t"
 P = TruncationPhase
@@ -157,6 +160,29 @@ def test_each_log_is_cut_within_its_own_limits_whichever_broker_answers_first(mo
         await scene.steps._compare(scene.now)
         assert scene.now.phase is P.SALVAGING
         assert scene.now.cuts == CUTS
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_topic_is_not_frozen_while_a_coordinator_of_this_cluster_has_markers_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(scene: Scene) -> None:
+        coordinators = Coordinators(scene.cluster)
+        coordinators.has("rogue", TransactionState.PREPARE_ABORT, TOPIC)
+        coordinators.has("elsewhere", TransactionState.ONGOING, "else")
+        scene.own_transactions.start()
+        with pytest.raises(HeldUp, match="'rogue' in remote-t-0 to be completed: PrepareAbort") as held:
+            await scene.steps._compare(scene.now)
+        assert held.value.code == ReasonCode.TRANSACTIONS_ENDING
+        assert scene.now.phase is P.COMPARING
+        assert MESSAGE_BYTES_MAX not in scene.topic.configs
+
+        coordinators.has("rogue", TransactionState.COMPLETE_ABORT)
+        await scene.steps._compare(scene.now)
+        assert scene.now.phase is P.SALVAGING
+        assert not coordinators.fenced
+        await scene.own_transactions.stop()
 
     on_scene(monkeypatch, work)
 
