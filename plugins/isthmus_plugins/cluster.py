@@ -202,7 +202,7 @@ class ClusterApi(Protocol):
         """All topics, read now."""
 
     async def topic(self, name: str) -> TopicInfo | None:
-        """One topic, read now; None if there is none."""
+        """One topic, read now; None if there is none. KafkaRefused where that is not for this proxy to know."""
 
     async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that there are, read now."""
@@ -262,6 +262,12 @@ class ClusterApi(Protocol):
 
     async def completing_transactions(self) -> Sequence[str]:
         """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
+
+    async def fence_transaction(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """Have the coordinator abort what a producer has open, unless the id is another producer's by now.
+
+        The producer is fenced. When it is aborted the transaction log says so. What is decided, or has ended, stays.
+        """
 
     async def prepare_transactions(self) -> None:
         """Have the brokers make their topic of transactions, as the first transactional client does.

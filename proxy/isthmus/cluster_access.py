@@ -25,7 +25,7 @@ from isthmus.kafka.client import (
 from isthmus.kafka.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
 from isthmus.kafka.group_existence import group_exists
 from isthmus.kafka.groups import GroupClient
-from isthmus.kafka.results import ResourceType, TopicPartition, as_error
+from isthmus.kafka.results import ProducerIdentity, ResourceType, TopicPartition, as_error
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.model import is_internal_topic
 from isthmus_plugins.cluster import (
@@ -43,7 +43,12 @@ from isthmus_plugins.cluster import (
     TransactionMarkers,
 )
 from isthmus_protocol import peeks
-from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED, UNKNOWN_TOPIC_ID
+from isthmus_protocol.error_codes import (
+    NETWORK_EXCEPTION,
+    THROTTLING_QUOTA_EXCEEDED,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_ID,
+)
 from isthmus_protocol.messages import build_request
 from isthmus_protocol.record_requests import fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
@@ -149,9 +154,11 @@ class ClusterAccess:
         return self._client.topic_name(UUID(bytes=topic_id))
 
     async def topic(self, name: str) -> TopicInfo | None:
-        """One topic, read now; None if there is none."""
+        """One topic, read now; None if there is none. KafkaRefused where that is not for this proxy to know."""
         with _ERRORS:
             info = (await self._client.refresh([name])).get(name)
+            if info is None and not self._client.may_describe(name):
+                raise KafkaError(TOPIC_AUTHORIZATION_FAILED, name)
         return None if info is None or info.topic_id is None else _topic(info)
 
     async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
@@ -414,6 +421,12 @@ class ClusterAccess:
         """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
         with _ERRORS:
             return await self._client.list_transactions(COMPLETING)
+
+    async def fence_transaction(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """Have the coordinator abort what a producer has open, unless the id is another producer's by now."""
+        producer = ProducerIdentity(producer_id, producer_epoch)
+        with _ERRORS:
+            await self._client.fence_transaction(transactional_id, producer, deadline_s=POSITION_DEADLINE_S)
 
     async def prepare_transactions(self) -> None:
         """Have the brokers make their topic of transactions, as the first transactional client does."""

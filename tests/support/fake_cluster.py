@@ -183,6 +183,8 @@ class FakeCluster(FakeAcls, FakeGroups):
         self.cluster_configs: dict[str, str] = {}
         self.completing: list[str] = []
         """Transactions whose markers are on their way."""
+        self.fence: Callable[[str, int, int], None] = lambda transactional_id, producer_id, epoch: None
+        """What a coordinator does that is to abort a transaction."""
         self.enforces_limits = False
         """Batches that are larger than their topic's limits are refused."""
         self.throttles: str | None = None
@@ -383,6 +385,10 @@ class FakeCluster(FakeAcls, FakeGroups):
     async def completing_transactions(self) -> Sequence[str]:
         await self._request()
         return self.completing
+
+    async def fence_transaction(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        await self._request()
+        self.fence(transactional_id, producer_id, producer_epoch)
 
     async def prepare_transactions(self) -> None:
         await self._request()

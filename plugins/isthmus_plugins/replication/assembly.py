@@ -23,6 +23,7 @@ from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAli
 from isthmus_plugins.replication.client_views.truncating_topics import TruncatingTopics
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.topics import FollowerTopics
@@ -69,6 +70,7 @@ class Parts:
     peers: LinkPeers
     control_anchors: ControlAnchors
     replicas: FollowerReplicas
+    own_transactions: OwnTransactions
     follower_topics: FollowerTopics
     source_deletions: SourceDeletions
     deleted_topics: DeletedTopics
@@ -132,12 +134,13 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     digests = Verification(context)
     link_verification = LinkVerification(context, digests)
     replicas = FollowerReplicas(context)
-    follower_topics = FollowerTopics(context, replicas)
+    own_transactions = OwnTransactions(context)
+    follower_topics = FollowerTopics(context, replicas, own_transactions)
     source_deletions = SourceDeletions(context, peers, follower_topics)
     traffic = Traffic()
     follower_end = FollowerEnd(context, traffic)
     store = TransactionStore(context, follower_end.decided)
-    group_follower = GroupFollower(context, store)
+    group_follower = GroupFollower(context, store, own_transactions)
     transaction_verification = TransactionVerification(context)
     common_log = CommonLog(context, digests)
     leader_end = LeaderEnd(context, peers, digests, traffic)
@@ -149,7 +152,9 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
     acls = AclEnds(context, peers)
     group_statuses = GroupStatuses(context, group_leader, group_follower, sync.partitions.sync_of)
-    truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
+    truncation_steps = TruncationSteps(
+        context, peers, follower_end, digests, common_log, follower_topics, own_transactions
+    )
     truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
     told_losses = ToldSourceLosses(context, peers)
     left_out = LeftOutNames(context, peers)
@@ -183,6 +188,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         peers=peers,
         control_anchors=ControlAnchors(context, peers),
         replicas=replicas,
+        own_transactions=own_transactions,
         follower_topics=follower_topics,
         source_deletions=source_deletions,
         deleted_topics=DeletedTopics(context),

@@ -10,6 +10,7 @@ error code in an answer. Results for several items carry their own ``error`` eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from isthmus.errors import (
     AuthenticationFailed,
@@ -55,6 +56,7 @@ from isthmus.kafka.results import (
 )
 from isthmus.kafka.security import SecuritySpec
 from isthmus.kafka.topic_requests import TopicRequests
+from isthmus_protocol.error_codes import CONCURRENT_TRANSACTIONS, INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 from isthmus_protocol.schema import ApiKey
 
 __all__ = (
@@ -98,6 +100,10 @@ __all__ = (
     "is_stale_metadata",
     "parse_address",
 )
+
+
+FENCED_TIMEOUT_MS: Final = 1_000
+"""Of transactions of a producer that is fenced, which begins none any more: less than any cluster allows at most."""
 
 
 class ClusterClient(TopicRequests, LogRequests):
@@ -149,18 +155,45 @@ class ClusterClient(TopicRequests, LogRequests):
                 connection = await self.any()
             else:
                 connection = await self.to(await self.coordinator(transactional_id, transaction=True))
-            answer = await connection.call(
-                ApiKey.INIT_PRODUCER_ID,
-                {
-                    "transactional_id": transactional_id,
-                    "transaction_timeout": transaction_timeout_ms,
-                    "producer_id": -1,
-                    "producer_epoch": -1,
-                },
-                timeout=self.request_timeout_s,
+            return await self._init_producer_id(
+                connection, transactional_id, transaction_timeout_ms, ProducerIdentity(-1, -1)
             )
-            if answer.error_code:
-                raise KafkaError(answer.error_code)
-            return ProducerIdentity(answer.producer_id, answer.producer_epoch)
 
         return await self.retrying(attempt, deadline_s=deadline_s)
+
+    async def fence_transaction(
+        self, transactional_id: str, producer: ProducerIdentity, *, deadline_s: float | None = None
+    ) -> None:
+        """Have the coordinator abort what a producer has open, unless the id is another producer's by now.
+
+        Asked once: whoever has begun with the id since is left alone. Whether it is aborted, the transaction log says:
+        where it is being ended already, or was, there is nothing to do.
+        """
+        connection = await self.to(await self.coordinator(transactional_id, transaction=True, deadline_s=deadline_s))
+        try:
+            await self._init_producer_id(connection, transactional_id, FENCED_TIMEOUT_MS, producer)
+        except KafkaError as error:
+            if error.code not in (CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, INVALID_PRODUCER_EPOCH):
+                raise
+
+    async def _init_producer_id(
+        self,
+        connection: BrokerConnection,
+        transactional_id: str | None,
+        transaction_timeout_ms: int,
+        expected: ProducerIdentity,
+    ) -> ProducerIdentity:
+        """``expected``: what the id has now (KIP-360), -1 for whatever it has."""
+        answer = await connection.call(
+            ApiKey.INIT_PRODUCER_ID,
+            {
+                "transactional_id": transactional_id,
+                "transaction_timeout": transaction_timeout_ms,
+                "producer_id": expected.producer_id,
+                "producer_epoch": expected.producer_epoch,
+            },
+            timeout=self.request_timeout_s,
+        )
+        if answer.error_code:
+            raise KafkaError(answer.error_code)
+        return ProducerIdentity(answer.producer_id, answer.producer_epoch)

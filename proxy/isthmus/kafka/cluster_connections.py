@@ -36,6 +36,7 @@ from isthmus_protocol.error_codes import (
     OFFSET_NOT_AVAILABLE,
     REPLICA_NOT_AVAILABLE,
     REQUEST_TIMED_OUT,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_LEADER_EPOCH,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -57,6 +58,8 @@ THROTTLED_SHOWN_S: Final = 2.0
 """So long after a broker has throttled this client it counts as doing it: the next request may be throttled, too."""
 SAME_ANSWERS_MAX: Final = 64
 """Brokers name different controllers, so what they all say comes in several forms."""
+UNDESCRIBED_MAX: Final = 1000
+"""Topics of which is remembered that this client may not be told of them."""
 RESPONSE_HEAD_BYTES: Final = 8
 """Size and correlation id."""
 
@@ -166,6 +169,8 @@ class ClusterConnections:
         self._brokers: Mapping[int, Broker] = MappingProxyType({})
         self._topics: dict[str, TopicInfo] = {}
         self._names: dict[UUID, str] = {}
+        self._undescribed: set[str] = set()
+        """Names that were asked for, and that this client may not be told of, whether there are such topics or not."""
         self._slots: dict[tuple[str, int, str], _Slot] = {}
         self._entries: _Entries = {}
         """Of the latest answer about all topics."""
@@ -223,6 +228,10 @@ class ClusterConnections:
     def topics(self) -> Mapping[str, TopicInfo]:
         """Topics as last read. Those that are read by name later are added."""
         return MappingProxyType(self._topics)
+
+    def may_describe(self, topic: str) -> bool:
+        """Whether this client is told whether there is a topic, as far as it has asked for it by name."""
+        return topic not in self._undescribed
 
     def topic_name(self, topic_id: UUID) -> str | None:
         """The name of a topic id, as last read."""
@@ -311,7 +320,7 @@ class ClusterConnections:
         except MalformedFrame:
             return frame, [], {}  # who decodes it says so
 
-    def _take_topics(self, answered: Iterable[Any], others: Iterable[TopicInfo] | None) -> None:
+    def _take_topics(self, answered: Collection[Any], others: Iterable[TopicInfo] | None) -> None:
         """Note what an answer says of topics. The same objects where it is known.
 
         ``others``: all other topics that there are; None: it is not about all of them.
@@ -319,11 +328,16 @@ class ClusterConnections:
         known = self._topics
         found: dict[str, TopicInfo] = {}
         gone: set[str] = set()
+        undescribed: set[str] = set()
         for topic in answered:
             if topic.error_code in _FOUND:
                 found[topic.name] = self._topic_info(topic)
             elif topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 gone.add(topic.name)
+            if topic.error_code == TOPIC_AUTHORIZATION_FAILED:
+                undescribed.add(topic.name)
+        if undescribed or self._undescribed:
+            self._note_undescribed(undescribed, {topic.name for topic in answered})
         gone &= known.keys()
         if others is not None:
             gone = known.keys() - found.keys() - {info.name for info in others}
@@ -335,6 +349,13 @@ class ClusterConnections:
             self._forget_topic(name)
         self._topics |= found
         self._names |= {info.topic_id: name for name, info in found.items() if info.topic_id is not None}
+
+    def _note_undescribed(self, undescribed: set[str], answered: set[str]) -> None:
+        """``undescribed``: those of the topics that were answered of which the broker says nothing."""
+        kept = self._undescribed - answered if len(self._undescribed) < UNDESCRIBED_MAX else set[str]()
+        if (known := kept | undescribed) != self._undescribed:
+            self._undescribed = known
+            self._same_answers.clear()
 
     def _forget_topic(self, name: str) -> None:
         """It is gone, or will be read anew."""

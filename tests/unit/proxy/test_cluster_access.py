@@ -13,7 +13,15 @@ from support.scripted_broker import Peer, ScriptedBroker
 
 from isthmus.cluster_access import ClusterAccess, FetchOverConnection, ProduceOverConnection
 from isthmus.kafka.client import BrokerConnection, ClusterClient
-from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, FetchConnection, FetchPartition, ProduceConnection
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    ClusterApi,
+    FetchConnection,
+    FetchPartition,
+    KafkaRefused,
+    ProduceConnection,
+)
+from isthmus_protocol.bodies import error_code
 from isthmus_protocol.schema import ApiKey
 
 
@@ -115,3 +123,65 @@ def test_a_read_that_lacks_partitions_is_no_read() -> None:
             await connection.close()
 
     asyncio.run(test())
+
+
+def test_a_topic_that_this_proxy_may_not_be_told_of_is_not_taken_for_one_that_there_is_not() -> None:
+    async def test() -> None:
+        code = 29
+
+        async def told(peer: Peer, head: Any, request: Any) -> None:
+            topics = [{"name": "t", "error_code": error_code(code), "partitions": []}] if request.topics else []
+            peer.send(peer.answer(head, {"topics": topics}))
+
+        async with ScriptedBroker() as broker:
+            broker.on(ApiKey.METADATA, told)
+            async with ClusterClient([f"{broker.host}:{broker.port}"]) as client:
+                access = ClusterAccess(client)
+                for _ in range(2):
+                    with pytest.raises(KafkaRefused, match="TOPIC_AUTHORIZATION_FAILED"):
+                        await access.topic("t")
+                code = 3
+                assert await access.topic("t") is None
+                code = 29
+                with pytest.raises(KafkaRefused, match="TOPIC_AUTHORIZATION_FAILED"):
+                    await access.topic("t")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("code", "raises"),
+    [
+        (0, None),
+        (51, None),  # CONCURRENT_TRANSACTIONS: it is being ended
+        (90, None),  # PRODUCER_FENCED: the id is another producer's
+        (47, None),  # INVALID_PRODUCER_EPOCH
+        (53, KafkaRefused),  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        (16, BrokerUnavailable),  # NOT_COORDINATOR
+    ],
+)
+def test_a_transaction_is_fenced_by_one_request_that_names_its_producer(
+    code: int, raises: type[Exception] | None
+) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    async def test() -> None:
+        async def init(peer: Peer, head: Any, request: Any) -> None:
+            asked.append((request.transactional_id, request.producer_id, request.producer_epoch))
+            peer.send(peer.answer(head, {"error_code": error_code(code), "producer_id": 7, "producer_epoch": 4}))
+
+        async with ScriptedBroker() as broker:
+            here = {"node_id": 1, "host": broker.host, "port": broker.port}
+            broker.answers(ApiKey.METADATA, {"brokers": [{**here, "rack": None}], "controller_id": 1})
+            broker.answers(ApiKey.FIND_COORDINATOR, {"coordinators": [{**here, "key": "app"}]})
+            broker.on(ApiKey.INIT_PRODUCER_ID, init)
+            async with ClusterClient([f"{broker.host}:{broker.port}"]) as client:
+                fence = ClusterAccess(client).fence_transaction("app", 7, 3)
+                if raises is None:
+                    await fence
+                else:
+                    with pytest.raises(raises):
+                        await fence
+
+    asyncio.run(test())
+    assert asked == [("app", 7, 3)]

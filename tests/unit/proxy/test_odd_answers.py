@@ -83,6 +83,7 @@ ASKED: Final[dict[str, Callable[[ClusterAccess], Awaitable[Any]]]] = {
     "delete_records": lambda cluster: cluster.delete_records("t", 0, 1),
     "producers": lambda cluster: cluster.producers("t", 0),
     "completing_transactions": lambda cluster: cluster.completing_transactions(),
+    "fence_transaction": lambda cluster: cluster.fence_transaction("id", 1, 0),
     "groups": lambda cluster: cluster.groups(),
     "committed_offsets": lambda cluster: cluster.committed_offsets(["g"]),
     "commit_offsets": lambda cluster: cluster.commit_offsets("g", {PLACE: CommittedOffset(1, "")}),

@@ -39,6 +39,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, T
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
@@ -91,9 +92,10 @@ class _Prepared(NamedTuple):
 class FollowerTopics(Part):
     """What this cluster's topics in follower namespaces are and become."""
 
-    def __init__(self, context: PluginContext, replicas: FollowerReplicas) -> None:
+    def __init__(self, context: PluginContext, replicas: FollowerReplicas, own_transactions: OwnTransactions) -> None:
         self._context = context
         self._replicas = replicas
+        self._own_transactions = own_transactions
         self._preparing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """By link and topic of the source."""
         self._led: dict[str, frozenset[str]] = {}
@@ -304,12 +306,18 @@ class FollowerTopics(Part):
         existing = topics.get(local)
         if record is not None and record.deleting and record.source_topic_id == wanted.topic_id:
             raise Refusal(ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED, f"{local} is being deleted, as {source_topic} was")
-        match topic_plans.next_step(record, link_name, existing):
+        step = topic_plans.next_step(record, link_name, existing)
+        waited = step is not Step.GO_ON and await self._own_transactions_end(link_name, counterpart.mapping)
+        if waited:
+            existing = await self._context.cluster.topic(local)  # another proxy may have made it meanwhile
+            record = self._context.control.state.follower_topics.get(local)
+            step = topic_plans.next_step(record, link_name, existing)
+        match step:
             case Step.GO_ON:
                 assert record is not None
                 goes = counterpart.mapping.on_source_delete is OnSourceDelete.DELETE
                 self._check_source(record, wanted, existing, goes)
-                return local, await self._go_on(record, wanted.partitions, existing)
+                return local, await self._go_on(record, wanted.partitions, existing) or waited
             case Step.CREATE:
                 await self._create(link_name, wanted, local)
             case Step.REPLACE:
@@ -321,6 +329,18 @@ class FollowerTopics(Part):
                 assert existing is not None
                 await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
         return local, True
+
+    async def _own_transactions_end(self, link_name: str, mapping: NamespaceMapping) -> bool:
+        """Return when this cluster has no transactions of its own in a namespace; whether that took time.
+
+        Raises Refusal where it takes longer.
+        """
+        if self._own_transactions.are_over(link_name, mapping):
+            return False
+        waits = await self._own_transactions.keeps_from_following(link_name, mapping)
+        if waits is not None:
+            raise Refusal(waits.code, waits.message)
+        return True
 
     def _check_source(
         self, record: FollowerTopic, wanted: calls.WantedTopic, existing: TopicInfo | None, goes: bool

@@ -8,6 +8,7 @@ What cannot be done now is pending, with its reason:
 ``TOPICS_DIFFER``                     the topic is attached at one end of the link alone, so nothing is done
 ``SOURCE_TRUNCATING``                 the source's topic is being truncated, so what groups have there is not pushed now
 ``TRUNCATING``                        the topic has records that go, so it is not known where its data ends
+``TRANSACTIONS_ENDING``               transactions of this cluster's own may commit offsets of the group when they end
 ``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
 ``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
 ``POSITION_NOT_KNOWN``                the source's newest commit cannot be read: what the coordinator has stays
@@ -117,6 +118,8 @@ class FollowedGroup:
         self.certain_from = 0.0
         """Until then somebody's request of before may be carried out, and put an older committed offset over a newer
         one."""
+        self.own_open = False
+        """Whether transactions of this cluster's own may do so, however long that takes."""
         self.certain = False
         """Whether what the coordinator has was read after that."""
         self._source_has: dict[TopicPartition, tuple[CommittedOffset, bool]] = {}
@@ -207,8 +210,9 @@ class FollowedGroup:
         self._lost = self.missing_from(has)
         self._had, self._tried = {}, {}
         self.has, self.has_others = dict(has), has_others
-        self.certain = (now if asked_at is None else asked_at) >= self.certain_from
-        self.read_at = now + COMPARE_INTERVAL_S if self.certain else max(now, self.certain_from)
+        self.certain = not self.own_open and (now if asked_at is None else asked_at) >= self.certain_from
+        again = self.certain or self.own_open  # when these have ended it is read in any case
+        self.read_at = now + COMPARE_INTERVAL_S if again else max(now, self.certain_from)
         self.renew_at = {
             place: self.renew_at.get(place, now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S)))
             for place in has
@@ -299,6 +303,20 @@ class FollowedGroup:
         """A request of before may be carried out until then."""
         self.certain_from = max(self.certain_from, until)
         self.certain = False
+
+    def await_own(self, why: Pending) -> None:
+        """Transactions of this cluster's own may have committed offsets of it that count when they end."""
+        self.own_open, self.certain = True, False
+        self.pending[None] = why
+
+    def own_ended(self, certain_from: float) -> None:
+        """There are none, or what they committed counts from then on."""
+        self.own_open = False
+        known = self.pending.get(None)
+        if known is not None and known.code == ReasonCode.TRANSACTIONS_ENDING:
+            del self.pending[None]
+        self.doubt(certain_from)
+        self.read_at = certain_from
 
     def _compare(self, place: TopicPartition) -> None:
         """See what there is to do for a committed offset that has changed. One that is as it should be waits for

@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import Final
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, Role, TopicState
+from isthmus_control.model import TRANSACTION_VERIFICATION, Reason, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
@@ -34,6 +35,7 @@ from isthmus_plugins.replication.groups.followed_group import (
 )
 from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
 from isthmus_plugins.replication.groups.open_losses import OpenLosses
+from isthmus_plugins.replication.groups.own_commits import OwnCommits
 from isthmus_plugins.replication.groups.source_ends import SourceEnds
 from isthmus_plugins.replication.groups.source_losses import GroupLosses
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
@@ -82,11 +84,12 @@ _MEMBERS: Final = frozenset(
 class GroupFollower(Part):
     """All groups that follow and are pushed to this proxy. It commits at whichever broker coordinates them."""
 
-    def __init__(self, context: PluginContext, store: TransactionStore) -> None:
+    def __init__(self, context: PluginContext, store: TransactionStore, own_transactions: OwnTransactions) -> None:
         self._context = context
         self._clock = context.clock
         self._tasks = Tasks("group-follower", context.supervision)
         self._changed = asyncio.Event()
+        self._own_commits = OwnCommits(context, own_transactions, self._tasks, self._changed.set)
         self.losses = OpenLosses(context)
         self.confirmations = Confirmations(context, store, self._tasks, self.losses)
         self._intake = Intake(context, self.confirmations, self.losses, self._touched, self._changed.set)
@@ -107,6 +110,8 @@ class GroupFollower(Part):
         """Until then a request whose connection broke may still be carried out."""
         self._read_again_at = float("-inf")
         """When coordinators were last asked again for all that they have."""
+        self._own_waits: set[tuple[str, str]] = set()
+        """By link and prefix: namespaces in which this cluster's own transactions may still commit offsets."""
         self._unread: set[FollowedGroup] = set()
         """Groups of which coordinators may have lost commits, or have."""
         self._limit = asyncio.Semaphore(GROUPS_AT_ONCE)
@@ -298,6 +303,7 @@ class GroupFollower(Part):
             self._renewal_s = retention * 60 / RENEWALS
         if self._clock.monotonic() >= self._intake.strays_at:
             await self._intake.find_strays()
+        self._look_at_own_commits()
         self._read_again_after_restarts()
         self._activate()
         await self._read()
@@ -323,6 +329,29 @@ class GroupFollower(Part):
             if self._is_ready(group, now):
                 self._intake.note_silence(group)  # as it is now
                 self._begin(group, now, ends, log_ends)
+
+    def _look_at_own_commits(self) -> None:
+        """Have nothing count as certain of groups in which this cluster's own transactions may still commit offsets."""
+        for link_name in {link_name for link_name, _ in self._intake.sources()}:
+            link = self._context.control.state.links.get(link_name)
+            for mapping in () if link is None else link.pairs(Role.FOLLOWER, ResourceType.CONSUMER_GROUP):
+                why = self._own_commits.wait(link_name, mapping)
+                if why is None and (link_name, mapping.local_prefix) not in self._own_waits:
+                    continue
+                for group in self._intake.groups_of(link_name):
+                    if mapping.holds(group.group):
+                        self._note_own_commits(group, why)
+                if why is None:
+                    self._own_waits.discard((link_name, mapping.local_prefix))
+                else:
+                    self._own_waits.add((link_name, mapping.local_prefix))
+
+    def _note_own_commits(self, group: FollowedGroup, why: Reason | None) -> None:
+        if why is not None:
+            group.await_own(Pending(why.code, why.message))
+        elif group.own_open:  # coordinators may take a moment to count what the markers say
+            group.own_ended(self._clock.monotonic() + LOST_REQUEST_MARGIN_S)
+        self._touched(group)
 
     async def _settle_losses(self) -> None:
         """Salvage and record what the source lost; what was done may be put back then."""

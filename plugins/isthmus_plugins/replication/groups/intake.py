@@ -83,6 +83,10 @@ class Intake:
         """Whether any leader end pushes groups."""
         return bool(self._feeds)
 
+    def sources(self) -> Iterator[SourcePartition]:
+        """The partitions of sources' offsets topics that are pushed."""
+        return iter(self._feeds)
+
     def groups(self) -> Iterator[FollowedGroup]:
         return iter(self._groups.values())
 

@@ -250,6 +250,26 @@ class LinkStatuses:
                 for partition in sorted(history.partitions) if history is not None else ():
                     if (record.topic, partition) not in streams:
                         found.append(self._without_stream(record, partition, connected))
+        return found + self._not_recorded(link, connected)
+
+    def _not_recorded(self, link: Link, connected: bool) -> list[PartitionStatus]:
+        """Topics that wait before anything is recorded of them."""
+        found = []
+        for topic, why in sorted(self._follower_topics.refused.items()):
+            following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
+            if why.code != ReasonCode.TRANSACTIONS_ENDING or following is None or following.link.name != link.name:
+                continue
+            if topic not in self._context.control.state.follower_topics:
+                status = PartitionStatus(
+                    topic=topic,
+                    remote_topic=following.remote_name,
+                    partition=-1,
+                    role="follower",
+                    state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
+                    reason=why.code,
+                    message=why.message,
+                )
+                found.append(status)
         return found
 
     def _not_made(self, record: FollowerTopic, connected: bool) -> list[PartitionStatus]:

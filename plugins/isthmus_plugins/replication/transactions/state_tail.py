@@ -14,16 +14,9 @@ from typing import Final, NamedTuple
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link.calls import LogPlace
-from isthmus_plugins.replication.logs.topic_tail import TailPart, TopicTail
+from isthmus_plugins.replication.logs.transaction_log_tail import LogPart, TransactionLogTail
 from isthmus_protocol.records import BatchHeader, Frame
-from isthmus_protocol.transaction_log import (
-    TRANSACTION_TOPIC,
-    Change,
-    Transaction,
-    TransactionLog,
-    TransactionState,
-    partition_of,
-)
+from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, Transaction, TransactionState
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -43,23 +36,20 @@ class Decided(NamedTuple):
     change: Change
 
 
-class _Part(TailPart):
+class _Part(LogPart):
     """One partition of the log, as far as it is read."""
 
-    __slots__ = ("load_end", "log", "past", "stands_at")
+    __slots__ = ("past", "stands_at")
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition)
-        self.log = TransactionLog()
-        self.load_end = 0
-        """Where the log ended after the reading had begun."""
         self.stands_at: dict[str, tuple[int, int]] = {}
         """By transactional id: the offset and the leader epoch of its latest state."""
         self.past: set[str] = set()
         """Ids whose latest transaction was committed before the log was loaded."""
 
 
-class TransactionTail(TopicTail[_Part]):
+class TransactionTail(TransactionLogTail[_Part]):
     """The transaction log, as this proxy has read it."""
 
     def __init__(
@@ -71,7 +61,7 @@ class TransactionTail(TopicTail[_Part]):
     ) -> None:
         """``on_change(partition, change)``: an id has another state. ``on_progress``: more was read. ``on_loaded``: a
         partition was read to its end for the first time; its latest states come next."""
-        super().__init__(context, TRANSACTION_TOPIC, LANE, _Part, on_progress)
+        super().__init__(context, LANE, _Part, on_progress)
         self._on_change = on_change
         self._on_loaded = on_loaded
         self._decided: dict[int, deque[Decided]] = {}
@@ -81,29 +71,9 @@ class TransactionTail(TopicTail[_Part]):
 
     # ---- what is known ----
 
-    def partition_of(self, transactional_id: str) -> int | None:
-        """The partition that has an id; None: the log is not known yet."""
-        return partition_of(transactional_id, len(self._parts)) if self._parts else None
-
     def home_of(self, producer_id: int) -> int | None:
         """The partition that has a producer's transactions; None: none that was read."""
         return self._homes.get(producer_id)
-
-    def coordinator(self, partition: int) -> int:
-        """The broker that leads a partition, as far as is known; -1: none."""
-        part = self._parts.get(partition)
-        return -1 if part is None else part.broker_id
-
-    def reached(self, partition: int) -> int:
-        """Up to where a partition is read; -1: not yet to where it ended when the reading began."""
-        part = self._parts.get(partition)
-        return part.next_offset if part is not None and part.loaded else -1
-
-    def readable(self, transactional_id: str) -> bool:
-        """Whether the latest state of an id is known for certain."""
-        partition = self.partition_of(transactional_id)
-        part = None if partition is None else self._parts[partition]
-        return part is not None and not part.log.unknown and transactional_id not in part.log.unreadable
 
     def is_past(self, transactional_id: str) -> bool:
         """Whether what an id committed last was decided before this proxy read the log."""
@@ -160,32 +130,7 @@ class TransactionTail(TopicTail[_Part]):
         except TimeoutError:
             raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
 
-    async def caught_up(self, partition: int | None = None) -> None:
-        """Return when all is read that was in the log before the call, or in one partition of it.
-
-        Raises BrokerUnavailable, KafkaRefused.
-        """
-        topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
-        if topic is None:
-            return
-        asked = range(len(topic.partitions)) if partition is None else [partition]
-        partitions = [(TRANSACTION_TOPIC, index) for index in asked]
-        ends = await self._context.cluster.log_ends(partitions)
-        if len(ends) < len(partitions):
-            raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
-        self.wake()
-        while any(self.reached(index) < end for (_, index), end in ends.items()):
-            await self.more_is_read()
-
     # ---- reading ----
-
-    async def begin(self, parts: Sequence[_Part]) -> None:
-        """It is read from its start, since it is compacted."""
-        ends = await self._context.cluster.log_ends([(TRANSACTION_TOPIC, part.partition) for part in parts])
-        for part in parts:
-            end = ends.get((TRANSACTION_TOPIC, part.partition))
-            if end is not None:
-                part.load_end, part.begun = end, True
 
     def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
         for change in part.log.take(batch, header):

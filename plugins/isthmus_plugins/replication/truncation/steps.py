@@ -28,6 +28,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, T
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
@@ -86,8 +87,10 @@ class TruncationSteps:
         verification: Verification,
         common_log: CommonLog,
         follower_topics: FollowerTopics,
+        own_transactions: OwnTransactions,
     ) -> None:
         self._context = context
+        self._own_transactions = own_transactions
         self._clock = context.clock
         self._ownership = Ownership(context)
         self._group_offsets = GroupOffsets(context, self._ownership)
@@ -169,8 +172,12 @@ class TruncationSteps:
     async def _freeze(self, truncation: Truncation, info: TopicInfo) -> Mapping[int, int]:
         """Keep everybody from changing the topic; its log ends when nothing can land any more.
 
-        By partition, in their order, whichever broker answered first.
+        By partition, in their order, whichever broker answered first. Raises HeldUp while this cluster's coordinators
+        have transactions there: a topic that refuses their markers keeps other transactions from ending, too.
         """
+        waits = await self._own_transactions.keeps_from_cutting(truncation.topic)
+        if waits is not None:
+            raise HeldUp(waits.code, waits.message)
         cluster = self._context.cluster
         await self._ownership.confirm(truncation)
         await cluster.alter_topic_configs(truncation.topic, FREEZING)

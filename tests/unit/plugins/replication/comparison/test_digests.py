@@ -310,7 +310,7 @@ def test_a_follower_that_was_compacted_once_may_lack_records_for_ever_and_anothe
         replicas.start()
         await replicas.connect()
         replicas.a.add_topic(TOPIC, configs={"cleanup.policy": "compact"})
-        await replicas.until("made", lambda: "remote-t" in replicas.controls["B"].state.follower_topics)
+        await replicas.until("made", lambda: "remote-t" in replicas.b.found)
         follower = replicas.b.found["remote-t"]
         verification, control = replicas.ends["B"].parts.digests, replicas.controls["B"]
         await replicas.until("compacts", lambda: control.state.follower_topics["remote-t"].compacts)

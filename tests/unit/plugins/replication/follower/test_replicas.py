@@ -16,6 +16,7 @@ from support.replicas import LINK, Replicas
 from isthmus_control.commands import AlterLink
 from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.replication.follower import replicas as module
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import OWN_TOPICS, FollowerReplicas
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls
@@ -50,7 +51,7 @@ class Scene:
         """Another process, which knows what the control log and the cluster have."""
         self.context: Any = FakeContext(self.cluster, self.control)
         self.replicas = FollowerReplicas(self.context)
-        topics = FollowerTopics(self.context, self.replicas)
+        topics = FollowerTopics(self.context, self.replicas, OwnTransactions(self.context))
         self.peer = CalledAtOnce(LINK, topics.answers())
 
     async def prepare(self, wanted: calls.WantedTopic = WANTED) -> calls.PreparedTopic:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.coordinators import Coordinators
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Topic, run_simulated
 from support.peers import CalledAtOnce
 from support.replicas import LINK, Replicas
@@ -30,11 +31,13 @@ from isthmus_control.commands import (
 from isthmus_control.levels import SOURCE_DELETIONS
 from isthmus_control.model import FollowerTopic, ProvenanceRange, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
+from isthmus_protocol.transaction_log import TransactionState
 
 LOCAL, SOURCE = "remote-t", "local-t"
 SOURCE_ID, ANOTHER_ID, THIRD_ID = (str(uuid.UUID(int=number, version=4)) for number in (1, 2, 3))
@@ -70,7 +73,8 @@ class Scene:
     def restart(self) -> None:
         """Another process, which knows what the control log has."""
         self.context: Any = FakeContext(self.cluster, self.control)
-        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context))
+        self.own_transactions = OwnTransactions(self.context)
+        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context), self.own_transactions)
         self.peer = CalledAtOnce(LINK, self.topics.answers())
 
     async def prepare(self, *topics: calls.WantedTopic, all_: Collection[str] | None = None) -> calls.PreparedTopic:
@@ -231,7 +235,10 @@ def test_two_proxies_of_the_cluster_make_each_topic_once_and_neither_says_that_i
         scene = Scene()
         scene.cluster.random = scene.control.random = random.Random(seed)
         other: Any = FakeContext(scene.cluster, scene.control, "q")
-        peers = scene.peer, CalledAtOnce(LINK, FollowerTopics(other, FollowerReplicas(other)).answers())
+        peers = (
+            scene.peer,
+            CalledAtOnce(LINK, FollowerTopics(other, FollowerReplicas(other), OwnTransactions(other)).answers()),
+        )
         names = [SOURCE, "local-u", "local-v"]
 
         async def ask(peer: CalledAtOnce, topics: Iterable[str], after_s: float = 0.0) -> list[calls.PreparedTopic]:
@@ -439,6 +446,40 @@ def test_a_topic_that_the_operator_gives_up_is_made_anew_and_no_other(agreed: bo
     on_cluster(work)
 
 
+@pytest.mark.parametrize(
+    ("begin", "then"),
+    [
+        (of_nothing, None),
+        (of_an_empty_topic, ReasonCode.TARGET_TOPIC_NOT_EMPTY),  # by then it holds a marker that is not the source's
+        (of_one_to_be_lost, None),
+    ],
+)
+def test_what_this_cluster_has_open_in_a_topic_ends_before_it_is_looked_at(
+    begin: Callable[[Scene], None], then: ReasonCode | None
+) -> None:
+    async def work(scene: Scene) -> None:
+        begin(scene)
+        before = scene.cluster.found.get(LOCAL)
+        coordinators = Coordinators(scene.cluster)
+        coordinators.has("app", TransactionState.PREPARE_COMMIT, LOCAL)
+        scene.own_transactions.start()
+        waits = await scene.prepare()
+        assert (waits.ready, waits.code) == (False, ReasonCode.TRANSACTIONS_ENDING)
+        assert "'app' in remote-t-0 to be completed" in (waits.message or "")
+        assert LOCAL not in scene.control.state.follower_topics
+        assert scene.cluster.found.get(LOCAL) is before
+
+        if before is not None:
+            before.partitions[0].mark(TransactionMarkers(LOCAL, 0, 7, 0, True, 0))
+        coordinators.has("app", TransactionState.COMPLETE_COMMIT)
+        told = await scene.prepare()
+        assert (told.ready, told.code) == (then is None, then)
+        assert scene.found.partitions[0].end == (0 if then is None else 1)
+        await scene.own_transactions.stop()
+
+    on_cluster(work)
+
+
 async def agreed_to_lose(scene: Scene, how: str) -> None:
     """An operator has agreed that the topic goes, for one that follows."""
     if how == "consent":
@@ -454,6 +495,8 @@ def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_delet
 
     async def work(scene: Scene) -> None:
         await agreed_to_lose(scene, how)
+        (mapping,) = scene.control.state.links[LINK].mappings
+        assert await scene.own_transactions.keeps_from_following(LINK, mapping) is None
         topics = scene.cluster.topics_named
 
         async def then_replaced(names: Collection[str]) -> Mapping[str, TopicInfo]:

@@ -30,6 +30,7 @@ from isthmus_control.truncations import PartitionView, Succession, Truncation, T
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import FollowerLog, Numbering, StopReason
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.topics import FollowerTopics
@@ -61,7 +62,7 @@ class Steps(TruncationSteps):
 
     def __init__(self, context: Any) -> None:
         unused: Any = None
-        super().__init__(context, unused, unused, unused, unused, unused)
+        super().__init__(context, unused, unused, unused, unused, unused, unused)
         self.troubles: list[Exception] = []
         self.seen: list[tuple[TruncationPhase, float]] = []
         self.on_step: Callable[[], Awaitable[Any]] = asyncio.Event().wait
@@ -97,7 +98,7 @@ class Proxy:
         self.context = scene.context(name)
         self.peers: Any = Peers(self.context)
         self.follower_end = Streams(self.context)
-        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context))
+        self.topics = FollowerTopics(self.context, FollowerReplicas(self.context), OwnTransactions(self.context))
         self.steps = Steps(self.context)
         self.truncations = Truncations(self.context, self.peers, self.follower_end, self.topics, self.steps)
 

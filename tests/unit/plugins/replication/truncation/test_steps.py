@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.coordinators import Coordinators
 from support.fake_cluster import FakeCluster, FakeContext, run_simulated
 from support.partition_log import batch
 from support.replicas import LINK, Replicas
@@ -24,6 +25,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import Reason, TopicState
 from isthmus_control.outcome import Accepted
+from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     PartitionCut,
     PartitionView,
@@ -37,6 +39,7 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import StopReason
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topics import FollowerTopics
@@ -48,6 +51,7 @@ from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner
 from isthmus_plugins.replication.truncation.runs import Truncations
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation.steps import TruncationSteps
+from isthmus_protocol.transaction_log import TransactionState
 
 TOPIC = "remote-t"
 P = TruncationPhase
@@ -91,7 +95,10 @@ class Scene:
         verification = Verification(self.context)
         common_log: Any = OneLess(self.context, verification)
         unused: Any = None
-        self.steps = TruncationSteps(self.context, unused, unused, verification, common_log, unused)
+        self.own_transactions = OwnTransactions(self.context)
+        self.steps = TruncationSteps(
+            self.context, unused, unused, verification, common_log, unused, self.own_transactions
+        )
         self.steps._connection = lambda truncation: unused  # type: ignore[method-assign]
         topic_id = str(uuid.UUID(bytes=self.topic.topic_id))
         self.apply(SetFollowerTopic(LINK, TOPIC, "local-t", SOURCE_ID, TopicState.FOLLOWING, topic_id))
@@ -153,6 +160,29 @@ def test_each_log_is_cut_within_its_own_limits_whichever_broker_answers_first(mo
         await scene.steps._compare(scene.now)
         assert scene.now.phase is P.SALVAGING
         assert scene.now.cuts == CUTS
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_topic_is_not_frozen_while_a_coordinator_of_this_cluster_has_markers_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(scene: Scene) -> None:
+        coordinators = Coordinators(scene.cluster)
+        coordinators.has("rogue", TransactionState.PREPARE_ABORT, TOPIC)
+        coordinators.has("elsewhere", TransactionState.ONGOING, "else")
+        scene.own_transactions.start()
+        with pytest.raises(HeldUp, match="'rogue' in remote-t-0 to be completed: PrepareAbort") as held:
+            await scene.steps._compare(scene.now)
+        assert held.value.code == ReasonCode.TRANSACTIONS_ENDING
+        assert scene.now.phase is P.COMPARING
+        assert MESSAGE_BYTES_MAX not in scene.topic.configs
+
+        coordinators.has("rogue", TransactionState.COMPLETE_ABORT)
+        await scene.steps._compare(scene.now)
+        assert scene.now.phase is P.SALVAGING
+        assert not coordinators.fenced
+        await scene.own_transactions.stop()
 
     on_scene(monkeypatch, work)
 
@@ -423,7 +453,9 @@ def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waite
         other: Any = FakeContext(scene.cluster, scene.control)
         nothing: Any = None
         streams = Diverged(other, Traffic())
-        elsewhere = Truncations(other, nothing, streams, FollowerTopics(other, FollowerReplicas(other)), nothing)
+        elsewhere = Truncations(
+            other, nothing, streams, FollowerTopics(other, FollowerReplicas(other), OwnTransactions(other)), nothing
+        )
         elsewhere._may_run = lambda state, truncation: False  # type: ignore[method-assign]
         elsewhere._look()
         await asyncio.sleep(1)
@@ -448,7 +480,7 @@ def test_a_succession_that_is_out_of_date_is_told_again_before_a_topic_is_frozen
             async def end(self, *arguments: Any) -> int:
                 raise SourceReplaced("the source's local-t is another topic by now")
 
-        topics = FollowerTopics(scene.context, FollowerReplicas(scene.context))
+        topics = FollowerTopics(scene.context, FollowerReplicas(scene.context), OwnTransactions(scene.context))
         topics.succeeded[TOPIC] = Succession(SOURCE_ID, str(uuid.UUID(int=11, version=4)), (1, 1, 1))
         scene.steps._follower_topics = topics
         scene.steps._common_log = Replaced(scene.context, Verification(scene.context))
