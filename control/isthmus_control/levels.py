@@ -40,6 +40,10 @@ KEY_ROTATION: Final = 4
 """The control key may be another one from some record on."""
 CONSENT: Final = 4
 """Each side of a link grants what the other one may have attached here; links are made with tokens."""
+STALE_READS: Final = 5
+"""Consumers of what follows over a synchronous link may be kept from reading what is older than at the source."""
+INFORMATIONAL: Final = 5
+"""Whether a namespace is informational can be altered."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -51,6 +55,8 @@ LEVELS: Final[Mapping[int, str]] = {
     4: "the other cluster of a link attaches here what it was granted (isthmus link grants), all else waits for an "
     "operator; links keep what they have attached; links are made with tokens (isthmus link token create); secrets of "
     "links are rotated while they run (isthmus link rotate-secret), and the control key is",
+    5: "consumers of a namespace that follows over a synchronous link wait while it is not known to be In-Sync, where "
+    "that is set (--stale-reads no); whether a namespace is informational can be altered",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)
