@@ -30,12 +30,14 @@ from isthmus_control.levels import (
     CONCERNS,
     CONSENT,
     FROM_FIRST,
+    INFORMATIONAL,
     ORIGINS,
     PREFIXES,
     SECRET_ROTATION,
     SIGNING,
     SOURCE_DELETIONS,
     SOURCE_LOSSES,
+    STALE_READS,
 )
 from isthmus_control.model import (
     PLAIN_TERMS,
@@ -156,6 +158,7 @@ class CreateNamespace(Body):
     reason: str | None = None
     informational: bool = False
     demands: Demands = NO_DEMANDS
+    stale_reads: bool = field(default=True, metadata=since(STALE_READS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class AlterNamespace(Body):
 
 @dataclass(frozen=True, slots=True)
 class AlterDemands(Body):
-    """Changes what a namespace asks of synchronous links, where it is not None."""
+    """Changes what a namespace asks of synchronous links, and whether it may be part of one, where it is not None."""
 
     KIND: ClassVar[str] = "alter-demands"
     VERSION: ClassVar[int] = 3
@@ -181,6 +184,8 @@ class AlterDemands(Body):
     visibility: Visibility | None = None
     degrade_after_ms: int | None = None
     confirm: Confirm | None = None
+    informational: bool | None = field(default=None, metadata=since(INFORMATIONAL))
+    stale_reads: bool | None = field(default=None, metadata=since(STALE_READS))
 
 
 @dataclass(frozen=True, slots=True)

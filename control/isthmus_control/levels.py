@@ -42,6 +42,10 @@ CONSENT: Final = 4
 """Each side of a link grants what the other one may have attached here; links are made with tokens."""
 ORIGINS: Final = 5
 """Of every partition of attached namespaces it is recorded which cluster wrote which offsets first, in which term."""
+STALE_READS: Final = 5
+"""Consumers of what follows over a synchronous link may be kept from reading what is older than at the source."""
+INFORMATIONAL: Final = 5
+"""Whether a namespace is informational can be altered."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -55,7 +59,9 @@ LEVELS: Final[Mapping[int, str]] = {
     "links are rotated while they run (isthmus link rotate-secret), and the control key is",
     5: "of each partition of attached namespaces, at both sides, it is recorded which cluster wrote which offsets "
     "first, in which of its terms and leader epochs (isthmus topic describe --provenance): where two logs part is "
-    "known, whichever links lie between them",
+    "known, whichever links lie between them; "
+    "consumers of a namespace that follows over a synchronous link wait while it is not known to be In-Sync, where "
+    "that is set (--stale-reads no); whether a namespace is informational can be altered",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

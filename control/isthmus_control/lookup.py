@@ -56,7 +56,17 @@ OFFSETS_COPY = Reservation(ResourceType.TOPIC, COPY_PREFIX, None, "a copy of ano
 class Lookup:
     """Questions about single resource names. Built by :class:`~isthmus_control.model.ControlState`."""
 
-    __slots__ = ("_beyond", "_demanding", "_following", "_leading", "_lengths", "_plugged", "_reserved", "stopped")
+    __slots__ = (
+        "_beyond",
+        "_demanding",
+        "_following",
+        "_fresh",
+        "_leading",
+        "_lengths",
+        "_plugged",
+        "_reserved",
+        "stopped",
+    )
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class Lookup:
             for kind in {each.type for each in namespaces.values() if each.demands != NO_DEMANDS}
         }
         """Also those that ask for nothing: what they hold gets no less."""
+        self._fresh = [each for each in namespaces.values() if not each.stale_reads]
         self._lengths = {kind: _descending(table) for kind, table in self._reserved.items()}
         self._plugged: dict[ResourceType, dict[str, Namespace]] = {}
         for each in sorted(namespaces.values(), key=lambda each: len(each.prefix)):
@@ -150,6 +161,10 @@ class Lookup:
     def demands(self, kind: ResourceType, name: str) -> Demands:
         """What is asked for a topic or group of the synchronous links that lead it."""
         return combined(each.demands for each in self._demanding.get(kind, ()) if name in each)
+
+    def reads_stale(self, topic: str) -> bool:
+        """Whether consumers read a topic that follows also while it is not known to be In-Sync."""
+        return not any(topic in each for each in self._fresh)
 
     def demanding(self, kind: ResourceType, name: str) -> str:
         """The longest prefix of the namespaces that hold a topic or group; empty where none of them asks for anything.

@@ -26,6 +26,7 @@ from isthmus_control.levels import (
     SECRET_ROTATION,
     SOURCE_DELETIONS,
     SOURCE_LOSSES,
+    STALE_READS,
     key_id_of,
     known_level,
 )
@@ -139,6 +140,8 @@ class Namespace:
     enforces the log up to there. ``informational`` namespaces cannot be part of a synchronous link. ``demands``: what
     is asked of synchronous links that lead it. ``plugins``: those enabled for it, in the order in which they see a
     request; they count when every proxy enforces the log up to ``plugins_at_offset``, where they were changed last.
+    ``stale_reads``: consumers of topics that follow over a synchronous link read them while it is not known that they
+    are In-Sync.
     """
 
     type: ResourceType
@@ -151,6 +154,7 @@ class Namespace:
     demands: Demands = NO_DEMANDS
     plugins: tuple[EnabledPlugin, ...] = ()
     plugins_at_offset: int | None = None
+    stale_reads: bool = field(default=True, metadata=since(STALE_READS))
 
     @property
     def key(self) -> NamespaceKey:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, BinaryIO, Final, TypeVar
 
-from isthmus_protocol.records import BatchError, BatchHeader, walk
+from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
 
 MAGIC_LINE: Final = b"isthmus-salvage 1\n"
 SUFFIX: Final = ".salvage"
@@ -98,32 +98,42 @@ class Salvage:
     """The batches."""
 
     def batches(self) -> Iterator[tuple[memoryview, BatchHeader]]:
-        """The batches with their headers, in offset order."""
+        """The batches with their headers, in offset order. The first may begin before ``head.from_offset``."""
         for start, end, header in walk(self.data):
             yield self.data[start:end], header
 
 
-def read_salvage(content: bytes) -> Salvage:
-    """Read a file and check it against its tail. Raises MalformedSalvage."""
-    if not content.startswith(MAGIC_LINE):
+def read_salvage(content: Frame) -> Salvage:
+    """Read a file, which may be mapped into memory, and check it against its tail. Raises MalformedSalvage."""
+    view = memoryview(content)
+    first = bytes(view[: len(MAGIC_LINE) + LINE_BYTES_MAX])
+    if not first.startswith(MAGIC_LINE):
         raise MalformedSalvage("this is no salvage file: its first line is not 'isthmus-salvage 1'")
-    head_end = content.find(b"\n", len(MAGIC_LINE))
-    tail_start = content.rfind(b"\n", 0, len(content) - 1)
-    if head_end < 0 or tail_start < head_end or not content.endswith(b"\n"):
+    last_at = max(0, len(view) - LINE_BYTES_MAX)
+    last = bytes(view[last_at:])
+    head_end = first.find(b"\n", len(MAGIC_LINE))
+    tail_start = last.rfind(b"\n", 0, len(last) - 1) + last_at
+    if head_end < 0 or tail_start < max(head_end, last_at) or not last.endswith(b"\n"):
         raise MalformedSalvage("the file was never finished: it has no tail")
-    head = from_json(SalvageHead, content[len(MAGIC_LINE) : head_end], "head")
-    tail = from_json(SalvageTail, content[tail_start + 1 :], "tail")
-    data = memoryview(content)[head_end + 1 : tail_start]
+    head = from_json(SalvageHead, first[len(MAGIC_LINE) : head_end], "head")
+    tail = from_json(SalvageTail, last[tail_start - last_at + 1 :], "tail")
+    data = view[head_end + 1 : tail_start]
     if len(data) != tail.size or hashlib.sha256(data).hexdigest() != tail.sha256:
         raise MalformedSalvage("the batches are not those that were written: size or SHA-256 differ from the tail's")
     salvage = Salvage(head, tail, data)
     try:
-        found = [header for _, header in salvage.batches()]
+        counts = [header.record_count for _, header in salvage.batches()]
     except BatchError as error:
         raise MalformedSalvage(f"the batches cannot be read: {error}") from error
-    if (len(found), sum(header.record_count for header in found)) != (tail.batches, tail.records):
-        raise MalformedSalvage(f"the file holds {len(found)} batches, its tail says {tail.batches}")
+    if (len(counts), sum(counts)) != (tail.batches, tail.records):
+        raise MalformedSalvage(f"the file holds {len(counts)} batches, its tail says {tail.batches}")
     return salvage
+
+
+def identity(head: SalvageHead, tail: SalvageTail) -> str:
+    """What the file holds, whatever it is called and whenever it was written: 32 hexadecimal digits."""
+    cut = head.cluster_id, head.topic, head.topic_id, head.partition, head.from_offset, head.to_offset, tail.sha256
+    return hashlib.sha256(json.dumps(cut).encode()).hexdigest()[:32]
 
 
 def read_ends(file: BinaryIO) -> tuple[SalvageHead, SalvageTail]:

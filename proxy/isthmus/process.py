@@ -312,6 +312,7 @@ class Process:
         self._sealing = Sealing(control_log, sealer, self._supervision)
         self._sealing.start()
         self._services.control = control_log
+        self._services.cluster = context.cluster
         self._services.export = control_log.export
         self._services.gateway = gateway
         self._services.links = self._hooks.hook.isthmus_link_operations()

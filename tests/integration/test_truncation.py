@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from support.kafka import unique
 from support.links import Linked, linked, taking_transactions, truncated, until
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.ready_commands import run, start
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.salvage import read_salvage
 
@@ -86,3 +89,44 @@ def test_transactions_and_the_logs_start_are_put_back_as_they_were(link: Linked)
     assert link.b.read(target)[0].offset == 7
     verdicts = [each for each in link.verify()["partitions"] if each["topic"] == source]
     assert all(each["equal"] for each in verdicts), verdicts
+
+
+def test_what_was_cut_is_replayed_once_by_a_command_that_was_killed(link: Linked, tmp_path: Path) -> None:
+    source, target = link.names("replayed")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"the source's"])
+    link.wait_end(target, 1)
+    rogue = link.b.producer(direct=True, compression_type="lz4")
+    for number in range(5_000):
+        value, time_ms = b"%06d" % number * 150, 1 + time.time_ns() // 10**6
+        rogue.produce(target, value, b"%d" % number, 0, timestamp=time_ms, headers={"n": b"\xff"})
+        rogue.poll(0)
+    assert rogue.flush(30) == 0
+    wrote = link.b.read(target, direct=True)[1:]
+    link.a.produce(source, [b"more"])
+    told = truncated(link, target)
+    (cut,) = (each for each in told["partitions"] if each["messages_truncated"])
+
+    rescued = unique("rescued-")
+    link.a.create_topic(rescued)
+    command = ["salvage", "replay", cut["salvage_file"], "--topic", rescued, "--bootstrap-server", link.a.bootstrap]
+    records = cut["messages_truncated"]
+    would = json.loads(run([*command, "--dry-run", "-o", "json"], 30).stdout)
+    assert (would["records"], would["replayed"]) == (records, 0)
+    assert link.a.end(rescued) == 0
+    with (tmp_path / "output").open("wb") as output:
+        process = start(command, output)
+    until("it has begun", lambda: link.a.end(rescued), interval_s=0.001)
+    process.kill()
+    process.wait(10)
+    assert 0 < link.a.end(rescued) < records
+
+    done = json.loads(run([*command, "-o", "json"], 30).stdout)
+    assert done["replayed"] + done["already_there"] == records
+    # What had come from the source behind it was cut as well.
+    assert [each[1:] for each in link.a.read(rescued)][: len(wrote)] == [each[1:] for each in wrote]
+    assert json.loads(run([*command, "-o", "json"], 30).stdout)["replayed"] == 0
+    assert link.a.end(rescued) == records
+    files = json.loads(run(["salvage", "list", str(Path(cut["salvage_file"]).parent), "-o", "json"], 30).stdout)
+    (listed,) = (each for each in files if each["file"] == Path(cut["salvage_file"]).name)
+    assert [(each["topic"], each["acked"]) for each in listed["replays"]] == [(rescued, records)]

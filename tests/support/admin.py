@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 import threading
 import time
@@ -10,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 from isthmus import metrics
 from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDescription
@@ -30,6 +31,7 @@ from isthmus_control.model import BrokerClaim, Reason, ResourceType
 from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_control.rules.proxies import LEASE_MS_MAX
+from isthmus_plugins.cluster import ClusterApi
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     Acknowledged,
@@ -73,6 +75,7 @@ from isthmus_plugins.links import (
     WaitingMapping,
 )
 from isthmus_plugins.tasks import Supervision
+from support.fake_cluster import FakeCluster
 
 T = TypeVar("T")
 
@@ -510,6 +513,7 @@ def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServ
         version="1.2.3",
         audit=AuditTopic(gateway.supervision),
         control=log,
+        cluster=cast(ClusterApi, FakeCluster(random.Random(1))),
         gateway=gateway,
         links=links,
     )

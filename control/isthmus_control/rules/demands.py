@@ -9,7 +9,7 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import NEVER, NONE, Confirm, Demands
-from isthmus_control.model import NamespaceKey, ResourceType
+from isthmus_control.model import LinkMode, Namespace, NamespaceKey, ResourceType
 from isthmus_control.outcome import NamespaceChanged, Refuse, Rejection, require
 from isthmus_control.rules.checks import Result
 
@@ -55,6 +55,31 @@ def check_demands(key: NamespaceKey, informational: bool, demands: Demands) -> N
     )
 
 
+def check_stale_reads(key: NamespaceKey, informational: bool, stale_reads: bool) -> None:
+    """Raises Refuse where consumers of a namespace cannot be kept from reading what is old."""
+    require(
+        stale_reads or key.type is ResourceType.TOPIC,
+        Rejection.INVALID,
+        f"the {key} holds no topics: there is nothing that its consumers could read later",
+    )
+    require(
+        stale_reads or not informational,
+        Rejection.INVALID,
+        f"the {key} is informational: it follows over no synchronous link, so nothing says whether it is In-Sync",
+    )
+
+
+def check_informational(state: ControlState, namespace: Namespace) -> None:
+    """Raises Refuse where an informational namespace is part of a synchronous link."""
+    for link, _ in state.attachments(namespace.key):
+        require(
+            not (namespace.informational and link.mode is LinkMode.SYNCHRONOUS),
+            Rejection.CONFLICT,
+            f"the {namespace.key} is attached to the synchronous link {link.name!r}, of which an informational one is "
+            f"no part: detach it, or make the link asynchronous first",
+        )
+
+
 def check_links(state: ControlState, confirm: Confirm) -> None:
     """Raises Refuse where there is no such link; one that is deleted later confirms nothing any more."""
     for name in confirm.links:
@@ -76,10 +101,14 @@ def _alter(state: ControlState, offset: int, command: c.Command, body: c.AlterDe
     if body.confirm is not None:
         demands = replace(demands, confirm=body.confirm)
         check_links(state, body.confirm)
-    check_demands(before.key, before.informational, demands)
-    if demands == before.demands:
+    informational = before.informational if body.informational is None else body.informational
+    stale_reads = before.stale_reads if body.stale_reads is None else body.stale_reads
+    check_demands(before.key, informational, demands)
+    check_stale_reads(before.key, informational, stale_reads)
+    after = replace(before, demands=demands, informational=informational, stale_reads=stale_reads)
+    check_informational(state, after)
+    if after == before:
         return state, ()
-    after = replace(before, demands=demands)
     return state.evolve(namespaces={**state.namespaces, before.key: after}), (NamespaceChanged(before, after),)
 
 

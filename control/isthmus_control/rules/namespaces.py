@@ -12,7 +12,7 @@ from isthmus_control.model import Namespace, NamespaceKey, ResourceType, Role, T
 from isthmus_control.outcome import Change, FollowerTopicChanged, NamespaceChanged, Rejection, require
 from isthmus_control.rules.acls import own_again
 from isthmus_control.rules.checks import NAMESPACES_MAX, Result, check_prefix, check_reason, drop, namespace_at, put
-from isthmus_control.rules.demands import check_demands, check_links
+from isthmus_control.rules.demands import check_demands, check_links, check_stale_reads
 
 
 def reserve(namespace: Namespace, offset: int, reason: str) -> Namespace:
@@ -33,8 +33,16 @@ def _create_namespace(state: ControlState, offset: int, command: c.Command, body
     require(len(state.namespaces) < NAMESPACES_MAX, Rejection.CONFLICT, f"there are {NAMESPACES_MAX} namespaces")
     require(body.reserved or body.reason is None, Rejection.INVALID, "a reason is for a reservation, and there is none")
     check_demands(key, body.informational, body.demands)
+    check_stale_reads(key, body.informational, body.stale_reads)
     check_links(state, body.demands.confirm)
-    namespace = Namespace(body.type, body.prefix, command.at_ms, informational=body.informational, demands=body.demands)
+    namespace = Namespace(
+        body.type,
+        body.prefix,
+        command.at_ms,
+        informational=body.informational,
+        demands=body.demands,
+        stale_reads=body.stale_reads,
+    )
     if body.reserved:
         namespace = reserve(namespace, offset, body.reason or BY_OPERATOR)
     return state.evolve(namespaces=put(state.namespaces, key, namespace)), (NamespaceChanged(None, namespace),)

@@ -17,6 +17,7 @@ from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.client_views.cleanup_policies import CleanupPolicies
 from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
+from isthmus_plugins.replication.client_views.stale_reads import StaleReads
 from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
 from isthmus_plugins.replication.client_views.time_offsets import TimeOffsets
 from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAliases
@@ -87,6 +88,7 @@ class Parts:
     topic_id_aliases: TopicIdAliases
     truncating_topics: TruncatingTopics
     syncing_topics: SyncingTopics
+    stale_reads: StaleReads
     leader_epochs: LeaderEpochs
     cleanup_policies: CleanupPolicies
     time_offsets: TimeOffsets
@@ -149,7 +151,14 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     sync = SyncConfirmer(context, leader_end, group_leader, shared_settings.agreed)
     decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.requirements)
     syncing_topics = SyncingTopics(context)
-    sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
+    stale_reads = StaleReads(context)
+
+    def reached(link_name: str, partitions: list[tuple[str, str, int]]) -> None:
+        syncing_topics.reached(link_name, partitions)
+        stale_reads.granted(partitions)
+
+    sync_leases = SyncLeases(context, follower_end, group_follower, store, reached)
+    stale_reads.has_all_since = sync_leases.has_all_since
     acls = AclEnds(context, peers)
     group_statuses = GroupStatuses(context, group_leader, group_follower, sync.partitions.sync_of)
     truncation_steps = TruncationSteps(
@@ -205,6 +214,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         topic_id_aliases=TopicIdAliases(),
         truncating_topics=TruncatingTopics(),
         syncing_topics=syncing_topics,
+        stale_reads=stale_reads,
         leader_epochs=LeaderEpochs(),
         cleanup_policies=CleanupPolicies(),
         time_offsets=TimeOffsets(context, peers),

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from isthmus.admin import audit_routes, control_routes, grant_routes, plugin_routes, problems, views
+from isthmus.admin import audit_routes, control_routes, grant_routes, namespace_routes, plugin_routes, problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.models import (
     AlterNamespaceRequest,
@@ -122,6 +122,7 @@ def create_app(services: AdminServices, operations: Operations | None = None) ->
     problems.install(app)
     _health(app, services)
     _namespaces(app, services)
+    namespace_routes.install(app, services)
     plugin_routes.install(app, services)
     control_routes.install(app, services)
     audit_routes.install(app, services)
@@ -204,12 +205,19 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         confirm = ALL if request.confirm is None else Confirm.parse(request.confirm)
         demands = Demands(request.consistency, request.visibility, request.degrade_after_ms or NEVER, confirm)
         body = CreateNamespace(
-            request.type, request.prefix, request.reserved, request.reason, request.informational, demands
+            request.type,
+            request.prefix,
+            request.reserved,
+            request.reason,
+            request.informational,
+            demands,
+            request.stale_reads,
         )
         control = await append(services, body)
-        if not request.reserved and demands == Demands():  # nothing to enforce
+        more = demands != Demands() or not request.stale_reads
+        if not request.reserved and not more:  # nothing to enforce
             return views.namespace_view(control, namespace_of(control, request.type, request.prefix))
-        return await _changed(control, request.type, request.prefix, response, wait, demands != Demands())
+        return await _changed(control, request.type, request.prefix, response, wait, more)
 
     @app.get("/v1/namespaces/{type}", tags=["namespaces"], summary="Describe a namespace")
     async def describe_namespace(type: ResourceType, prefix: Prefix) -> NamespaceView:
@@ -223,7 +231,7 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         control = control_of(services)
         confirm = None if request.confirm is None else Confirm.parse(request.confirm)
         said = request.consistency, request.visibility, request.degrade_after_ms, confirm
-        demands = AlterDemands(type, prefix, *said)
+        demands = AlterDemands(type, prefix, *said, request.informational, request.stale_reads)
         more = demands != AlterDemands(type, prefix)
         if more:
             control = await append(services, demands)

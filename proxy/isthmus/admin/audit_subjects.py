@@ -65,6 +65,8 @@ def _namespace(state: ControlState, type_: str, prefix: str) -> Mapping[str, Any
         "visibility": found.demands.visibility.value,
         "degrade_after_ms": found.demands.degrade_after_ms,
         "confirm": str(found.demands.confirm),
+        "informational": found.informational,
+        "stale_reads": found.stale_reads,
         "plugins": [{"plugin": each.name, "version": each.version} for each in found.plugins],
     }
 

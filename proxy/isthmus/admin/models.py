@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from isthmus_control.demands import Confirm, Consistency, Visibility
 from isthmus_control.model import ResourceType
 from isthmus_control.rules.checks import PREFIX_CHARS_MAX, REASON_CHARS_MAX
+from isthmus_control.rules.overlaps import Relation
 from isthmus_plugins.links import LinkStatus
 from isthmus_plugins.plugin_operations import PluginOffer, PluginStatus
 
@@ -99,10 +100,57 @@ class NamespaceView(_Model):
     never."""
     confirm: str = Field(examples=["ALL", "ANY 1 (a-to-b, a-to-c)"])
     """Which synchronous links an ack waits for: all, or so many of these and each other one."""
+    stale_reads: bool = True
+    """False: consumers of topics that follow over a synchronous link wait while it is not known to be In-Sync."""
     created_ms: int = Field(examples=[1760000000000])
     plugins: list[EnabledPluginView] = []
     """In the order in which they see requests."""
     mappings: list[NamespaceMappingView] = []
+
+
+class NamespaceItemView(_Model):
+    """A topic, group or principal."""
+
+    name: str = Field(examples=["orders-eu"])
+    """A principal with its type, as access control has it (``User:app``)."""
+    partitions: int | None = None
+    """Of a topic."""
+    state: Literal["creating", "following", "refused", "detached", "independent"] | None = None
+    """Of a topic that follows, may not, or did."""
+    link_name: str | None = None
+    """Over which it follows."""
+
+
+class NamespaceContentsView(_Model):
+    """A namespace, and what is in it now."""
+
+    namespace: NamespaceView
+    count: int
+    empty: bool
+    items: list[NamespaceItemView]
+    """By name. Principals are those that access control names."""
+
+
+class ClashView(_Model):
+    """What is refused of two namespaces that overlap."""
+
+    roles: str = Field(examples=["both follow"])
+    links: str = Field(examples=["any links"])
+    """Over which they would be attached."""
+    reason: str
+
+
+class NamespaceOverlapView(_Model):
+    """Whether some name could be in both of two namespaces of one type."""
+
+    type: ResourceType
+    prefix: str
+    other: str
+    overlap: bool
+    relation: Relation
+    """``holds``: ``prefix`` has all names that ``other`` has; ``held``: the other way around."""
+    refused: list[ClashView] = []
+    """Attachments that cannot stand beside each other."""
 
 
 class CreateNamespaceRequest(_Model):
@@ -125,6 +173,7 @@ class CreateNamespaceRequest(_Model):
     visibility: Visibility = Visibility.LOCAL
     degrade_after_ms: DegradeAfter = None
     confirm: ConfirmText = None
+    stale_reads: bool = True
 
 
 class PluginRequest(_Model):
@@ -158,6 +207,8 @@ class AlterNamespaceRequest(_Model):
     """0: never."""
     confirm: ConfirmText = None
     """``ALL``, or ``ANY k (link, ...)``."""
+    informational: bool | None = None
+    stale_reads: bool | None = None
 
 
 # --- topics

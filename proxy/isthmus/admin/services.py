@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from isthmus_control.leases import LeaseView
     from isthmus_control.outcome import Outcome
     from isthmus_control.replica import Unsigned
+    from isthmus_plugins.cluster import ClusterApi
     from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_host import NamespaceHost
     from isthmus_plugins.tasks import Supervision
@@ -84,6 +85,7 @@ class AdminServices:
     control: ControlLogPort | None = None
     export: Callable[[], Export | None] | None = None
     """What the process remembers of the control log; None of a log that is empty."""
+    cluster: ClusterApi | None = None
     gateway: Gateway | None = None
     links: LinkOperations | None = None
     """None, once the process is up: no plugin offers links."""

@@ -53,6 +53,7 @@ def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceVi
         visibility=namespace.demands.visibility,
         degrade_after_ms=namespace.demands.degrade_after_ms or None,
         confirm=str(namespace.demands.confirm),
+        stale_reads=namespace.stale_reads,
         created_ms=namespace.created_ms,
         plugins=[plugin_view(each, plugins_wait) for each in namespace.plugins],
         mappings=[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -38,6 +39,15 @@ PrefixArgument = Annotated[
     str, typer.Argument(help='The prefix; "" holds every name that does not start with an underscore.')
 ]
 TypeOption = Annotated[ResourceType, typer.Option("--type", help="What the namespace holds.")]
+YesNo = Literal["yes", "no"]
+StaleReadsOption = Annotated[
+    YesNo | None,
+    typer.Option(
+        "--stale-reads",
+        help="Where it follows over a synchronous link: with no, consumers here wait while it is not known that this "
+        "cluster has all that was acked (Out-Of-Sync, or the other cluster is not heard). Else they read on.",
+    ),
+]
 WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Return when every proxy of the cluster acts on it.")
 ]
@@ -98,6 +108,7 @@ def create(
     visibility: VisibilityOption = None,
     degrade_after: DegradeOption = None,
     confirm: ConfirmOption = None,
+    stale_reads: StaleReadsOption = None,
     wait: WaitOption = True,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
@@ -105,6 +116,7 @@ def create(
     """Create a namespace."""
     body: dict[str, Any] = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
     body |= {"informational": informational, **_demands(consistency, visibility, degrade_after, confirm, output)}
+    body |= {} if stale_reads is None else {"stale_reads": stale_reads == "yes"}
     with Admin(url, output) as admin:
         _say_waiting(reserved and wait, output)
         _show_enforced(admin.post("/v1/namespaces", body, wait=wait), wait, output)
@@ -134,10 +146,46 @@ def describe(
 
 
 @app.command(
+    "show",
+    epilog=example("isthmus namespace show orders-", "isthmus namespace show User:app- --type principal") + EXIT_CODES,
+)
+def show_(
+    prefix: PrefixArgument,
+    type: TypeOption = "topic",
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what is in a namespace: its topics, groups or principals, and how many there are.
+
+    Principals are those that access control names. What the proxy's own user may not describe is not shown.
+    """
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/namespaces/{type}/contents", prefix=prefix), output, _contents)
+
+
+@app.command(
+    epilog=example("isthmus namespace overlap orders- orders-eu-", "isthmus namespace overlap A AB -o json")
+    + EXIT_CODES
+)
+def overlap(
+    prefix: PrefixArgument,
+    other: Annotated[str, typer.Argument(help="The other prefix, of the same type.")],
+    type: TypeOption = "topic",
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say whether two namespaces overlap, whether or not they exist, and which attachments refuse each other then."""
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/namespaces/{type}/overlap", prefix=prefix, other=other), output, _overlap)
+
+
+@app.command(
     epilog=example(
         "isthmus namespace alter orders- --reserved",
         "isthmus namespace alter orders- --consistency strict --degrade-after 5m",
         "isthmus namespace alter orders- --confirm 'ANY 1 (a-to-b, a-to-c)'",
+        "isthmus namespace alter remote-orders- --stale-reads no",
+        "isthmus namespace alter metrics- --informational yes",
     )
     + EXIT_CODES
 )
@@ -152,14 +200,22 @@ def alter(
     visibility: VisibilityOption = None,
     degrade_after: DegradeOption = None,
     confirm: ConfirmOption = None,
+    informational: Annotated[
+        YesNo | None, typer.Option("--informational", help="No part of a synchronous link, from now on.")
+    ] = None,
+    stale_reads: StaleReadsOption = None,
     wait: WaitOption = True,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Reserve a namespace, or clear its reservation, or change what it asks of synchronous links."""
+    """Reserve a namespace, or clear its reservation, or change what it asks of synchronous links, or is to them."""
     demands = _demands(consistency, visibility, degrade_after, confirm, output)
+    answers = {"informational": informational, "stale_reads": stale_reads}
+    demands |= {name: answer == "yes" for name, answer in answers.items() if answer is not None}
     if reserved is None and not demands:
-        options = "--[no-]reserved, --consistency, --visibility, --degrade-after, --confirm"
+        options = (
+            "--[no-]reserved, --consistency, --visibility, --degrade-after, --confirm, --informational, --stale-reads"
+        )
         raise CliError("USAGE", f"say what to alter: {options}", Exit.USAGE, output)
     with Admin(url, output) as admin:
         _say_waiting(wait, output)
@@ -232,6 +288,38 @@ def namespace_lines(namespaces: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def _contents(contents: dict[str, Any]) -> Iterator[str]:
+    namespace, items = contents["namespace"], contents["items"]
+    yield from _described(namespace)
+    made = datetime.fromtimestamp(namespace["created_ms"] / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    what = "nothing" if contents["empty"] else f"{contents['count']} {namespace['type']}s"
+    if namespace["type"] == "topic" and items:
+        what += f" with {sum(each['partitions'] for each in items)} partitions"
+    yield from fields([("made", made), ("holds", what)])
+    if not items:
+        return
+    yield ""
+    if namespace["type"] == "topic":
+        rows = ((each["name"], each["partitions"], each["state"], each["link_name"]) for each in items)
+        yield from columns(("TOPIC", "PARTITIONS", "STATE", "FOLLOWS_OVER"), rows)
+    else:
+        yield from (each["name"] for each in items)
+
+
+def _overlap(found: dict[str, Any]) -> Iterator[str]:
+    first, second = prefix_cell(found["prefix"]), prefix_cell(found["other"])
+    yield {
+        "none": f"{first} and {second} do not overlap",
+        "same": f"{first} and {second} are the same",
+        "holds": f"{first} and {second} overlap: all names of {second} are in {first}",
+        "held": f"{first} and {second} overlap: all names of {first} are in {second}",
+    }[found["relation"]]
+    if found["refused"]:
+        yield ""
+        rows = ((each["roles"], each["links"], each["reason"]) for each in found["refused"])
+        yield from columns(("REFUSED", "OVER", "SINCE"), rows)
+
+
 def _links(namespace: dict[str, Any]) -> list[str]:
     return [f"{each['link_name']} ({each['role']})" for each in namespace["mappings"]]
 
@@ -256,6 +344,8 @@ def _described(namespace: dict[str, Any]) -> Iterator[str]:
         pairs.append(("degrade after", f"{namespace['degrade_after_ms'] / 1000:g} s Out-Of-Sync"))
     if namespace["confirm"] != "ALL":
         pairs.append(("confirm", namespace["confirm"]))
+    if not namespace["stale_reads"]:
+        pairs.append(("stale reads", "no: consumers wait while it is not known to be In-Sync"))
     for each in namespace["mappings"]:
         pairs.append(("link", f"{each['link_name']}: {each['role']}, remote {prefix_cell(each['remote'])}"))
     yield from fields(pairs)

@@ -18,6 +18,7 @@ from isthmus.admin import server as admin_server
 from isthmus.admin.operations import KEPT_MAX, Operations
 from isthmus.admin.server import CONNECTIONS_MAX
 from isthmus.errors import ConnectionLost
+from isthmus_control.acls import AclBinding, AclResource, Pattern, Permission
 from isthmus_control.commands import (
     AttachNamespace,
     CreateNamespace,
@@ -30,6 +31,7 @@ from isthmus_control.commands import CreateLink as CreateLinkCommand
 from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted
+from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.tasks import Supervision
 
@@ -44,6 +46,7 @@ class Rest:
     def __init__(self) -> None:
         self.log, self.links = MemoryLog(), MemoryLinks()
         self.services = make_services(self.log, self.links)
+        self.cluster: Any = self.services.cluster
         self.operations = Operations(Supervision())
         transport = httpx.ASGITransport(create_app(self.services, self.operations), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://admin")
@@ -116,6 +119,8 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/namespaces/{type}",
             "PATCH /v1/namespaces/{type}",
             "DELETE /v1/namespaces/{type}",
+            "GET /v1/namespaces/{type}/contents",
+            "GET /v1/namespaces/{type}/overlap",
             "GET /v1/plugins",
             "POST /v1/namespaces/{type}/plugins/{plugin}",
             "PATCH /v1/namespaces/{type}/plugins/{plugin}",
@@ -201,6 +206,7 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
             "visibility": "local",
             "degrade_after_ms": None,
             "confirm": "ALL",
+            "stale_reads": True,
             "created_ms": created.json()["created_ms"],
             "plugins": [],
             "mappings": [],
@@ -215,6 +221,54 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
         assert (await rest.client.delete(path + "&wait=false")).status_code == 204
         assert (await rest.error("GET", path))[:2] == (404, "NOT_FOUND")
         assert rest.log.state.namespace(TOPIC, "orders-") is None
+
+    with_rest(test)
+
+
+def test_what_is_in_a_namespace() -> None:
+    async def test(rest: Rest) -> None:
+        cluster = rest.cluster
+        cluster.add_topic("orders-eu", 3)
+        cluster.add_topic("orders-us", 2)
+        cluster.add_topic("other", 1)
+        cluster.offsets |= {"orders-app": {}, "other": {}}
+        cluster.set_acls(
+            AclBinding(AclResource.TOPIC, "t", Pattern.LITERAL, "User:orders", "*", 3, Permission.ALLOW),
+            AclBinding(AclResource.TOPIC, "u", Pattern.LITERAL, "User:orders", "*", 3, Permission.ALLOW),
+        )
+        found = {}
+        for kind, prefix in (("topic", "orders-"), ("consumer-group", "orders-"), ("principal", "User:orders")):
+            await rest.client.post("/v1/namespaces", json={"type": kind, "prefix": prefix})
+            path = f"/v1/namespaces/{kind}/contents"
+            found[kind] = (await rest.client.get(path, params={"prefix": prefix})).json()
+        assert found["topic"]["namespace"]["prefix"] == "orders-"
+        assert [(each["name"], each["partitions"]) for each in found["topic"]["items"]] == [
+            ("orders-eu", 3),
+            ("orders-us", 2),
+        ]
+        assert (found["topic"]["count"], found["topic"]["empty"]) == (2, False)
+        assert [each["name"] for each in found["consumer-group"]["items"]] == ["orders-app"]
+        assert [each["name"] for each in found["principal"]["items"]] == ["User:orders"]
+        await rest.client.post("/v1/namespaces", json={"prefix": "none-"})
+        empty = (await rest.client.get("/v1/namespaces/topic/contents?prefix=none-")).json()
+        assert (empty["count"], empty["empty"], empty["items"]) == (0, True, [])
+        assert (await rest.error("GET", "/v1/namespaces/topic/contents?prefix=no"))[:2] == (404, "NOT_FOUND")
+        cluster.down.add(1)
+        cluster.acls_refused = KafkaRefused(31, "CLUSTER_AUTHORIZATION_FAILED", "no")
+        path = "/v1/namespaces/principal/contents?prefix=User:orders"
+        assert (await rest.error("GET", path))[:2] == (503, "UNAVAILABLE")
+
+    with_rest(test)
+
+
+def test_whether_namespaces_overlap() -> None:
+    async def test(rest: Rest) -> None:
+        path = "/v1/namespaces/topic/overlap"
+        found = (await rest.client.get(path, params={"prefix": "AB", "other": "A"})).json()
+        assert (found["overlap"], found["relation"]) == (True, "held")
+        assert {"roles": "both follow", "links": "any links"}.items() <= found["refused"][0].items()
+        apart = (await rest.client.get(path, params={"prefix": "A", "other": "B"})).json()
+        assert (apart["overlap"], apart["relation"], apart["refused"]) == (False, "none", [])
 
     with_rest(test)
 

@@ -165,6 +165,16 @@ def test_namespaces_are_created_listed_described_altered_and_deleted(admin: Runn
     assert run("namespace", "alter", "orders-", url=admin.url).exit_code == 2
     ok(run("namespace", "create", "more-", "--consistency", "strict", "--no-wait", "-o", "json", url=admin.url))
     ok(run("namespace", "delete", "more-", "--no-wait", "-o", "json", url=admin.url))
+    admin.log.set_state(admin.log.state.evolve(level=KNOWN_LEVEL))
+    waits = ok(
+        run(*alter, "--stale-reads", "no", "--consistency", "available", "--degrade-after", "never", url=admin.url)
+    )
+    assert waits["stale_reads"] is False
+    assert "consumers wait" in run("namespace", "describe", "orders-", url=admin.url).stdout
+    informational = run(*alter, "--informational", "yes", url=admin.url)
+    assert (informational.exit_code, "informational" in informational.stderr) == (1, True)
+    assert ok(run(*alter, "--informational", "yes", "--stale-reads", "yes", url=admin.url))["informational"] is True
+    assert ok(run(*alter, "--informational", "no", url=admin.url))["informational"] is False
     cleared = run("namespace", "alter", "orders-", "--no-reserved", "--no-wait", "-o", "json", url=admin.url)
     assert ok(cleared)["state"] == "open"
     assert ok(run("namespace", "delete", "orders-", "--no-wait", "-o", "json", url=admin.url))["deleted"] is True
@@ -180,6 +190,26 @@ def test_a_reservation_that_is_not_enforced_in_time_fails(admin: RunningAdmin, m
     error = json.loads(result.stderr)
     assert error["code"] == "NOT_ENFORCED_YET"
     assert "not enforced yet by proxy-1" in error["message"]
+
+
+def test_what_is_in_a_namespace_is_shown(admin: RunningAdmin) -> None:
+    cluster: Any = admin.services.cluster
+    ok(run("namespace", "create", "shown-", "-o", "json", url=admin.url))
+    assert "nothing" in run("namespace", "show", "shown-", url=admin.url).stdout
+    cluster.add_topic("shown-t", 3)
+    told = ok(run("namespace", "show", "shown-", "-o", "json", url=admin.url))
+    assert ([each["name"] for each in told["items"]], told["empty"]) == (["shown-t"], False)
+    table = run("namespace", "show", "shown-", url=admin.url).stdout
+    assert "1 topics with 3 partitions" in table
+    assert "shown-t  3" in table
+
+
+def test_whether_namespaces_overlap_is_said(admin: RunningAdmin) -> None:
+    assert ok(run("namespace", "overlap", "AB", "A", "-o", "json", url=admin.url))["relation"] == "held"
+    table = run("namespace", "overlap", "A", "AB", url=admin.url).stdout
+    assert "all names of AB are in A" in table
+    assert "both follow" in table
+    assert "do not overlap" in run("namespace", "overlap", "A", "B", url=admin.url).stdout
 
 
 def test_creating_a_reserved_namespace_returns_when_it_is_enforced(admin: RunningAdmin) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from support.partition_log import batch
 from typer.testing import CliRunner
 
 from isthmus.cli.root import app
+from isthmus.salvage_files import is_ours_alone
 from isthmus_protocol.offsets_salvage import OffsetsSalvageHead, SalvagedOffset, encode_offsets_salvage
+from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import whole_header
 from isthmus_protocol.salvage import SalvageHead, SalvageWriter
 
@@ -85,3 +88,48 @@ def test_the_files_of_a_directory_are_listed(tmp_path: Path) -> None:
     table = CliRunner().invoke(app, ["salvage", "list", str(tmp_path)]).output
     assert "1970-01-01T00:00:00Z  orders  3          11 to 12  3" in table
     assert CliRunner().invoke(app, ["salvage", "list", str(tmp_path / "absent")]).exit_code == 2
+
+
+def test_a_table_holds_no_control_characters_and_is_as_short_as_it_is_asked_to_be(tmp_path: Path) -> None:
+    writer = SalvageWriter(HEAD)
+    records = [
+        Record(11, 5, b"", b"\x1b[2J\n" + b"x" * 300, (("h\n", b"\x07"), ("none", None))),
+        Record(12, 6, None, None),
+    ]
+    data = encode_batch(records, whole_header(batch(11, [b"a", b"b"])))
+    head = writer.head()
+    writer.add(data, whole_header(data))
+    path = tmp_path / "x.salvage"
+    path.write_bytes(head + data + writer.tail())
+    table = CliRunner().invoke(app, ["salvage", "show", str(path)]).output
+    assert "\x1b" not in table
+    assert "\x07" not in table
+    assert "(305 characters)" in table
+    assert r"\x1b[2J\n" in table
+    assert r"h\n=\x07, none=null" in table
+    assert "more" not in table
+    some = CliRunner().invoke(app, ["salvage", "show", str(path), "--limit", "1"]).output
+    assert "and 1 more" in some
+    told = json.loads(CliRunner().invoke(app, ["salvage", "show", str(path), "--limit", "1", "-o", "json"]).output)
+    assert ([each["offset"] for each in told["entries"]], told["entries_left_off"]) == ([11], 1)
+
+
+def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+    path = salvage(tmp_path)
+    groups = tmp_path / "groups.salvage"
+    head = OffsetsSalvageHead("B", "a-to-b", "far-", 7, 2, 5, 9, "SOURCE_LOST_COMMITS", "why", 17, "p")
+    groups.write_bytes(encode_offsets_salvage(head, []))
+    properties = tmp_path / "client.properties"
+    properties.write_text("security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\n")
+
+    def replay(file: Path, *more: str) -> Any:
+        arguments = ["salvage", "replay", str(file), "--topic", "t", "--bootstrap-server", "127.0.0.1:9", *more]
+        return CliRunner().invoke(app, arguments)
+
+    with path.open("rb") as mine:
+        assert is_ours_alone(mine)
+        assert (replay(path).exit_code, "another process" in replay(path).output) == (1, True)
+    assert (replay(path).exit_code, replay(groups).exit_code, replay(tmp_path / "absent").exit_code) == (3, 2, 2)
+    assert "kafka-consumer-groups" in replay(groups).output
+    assert replay(path, "--command-config", str(properties)).exit_code == 2
+    assert [each.name for each in tmp_path.glob("replay-*")] == []

@@ -16,7 +16,7 @@ from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import LinkMode, ResourceType, Role, SyncState, TopicState
+from isthmus_control.model import Link, LinkMode, ResourceType, Role, SyncState, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
@@ -36,6 +36,21 @@ from isthmus_protocol.schema import ApiKey
 log = logging.getLogger("isthmus_plugins.replication")
 
 CAUSE: Final = "syncing_topic"
+
+
+def followed_synchronously(state: ControlState, link: Link) -> dict[str, str]:
+    """The topics that follow over a link, if it is synchronous: their ids."""
+    mappings = link.pairs(Role.FOLLOWER, ResourceType.TOPIC)
+    if link.mode is not LinkMode.SYNCHRONOUS or not mappings:
+        return {}
+    return {
+        topic.topic: topic.topic_id
+        for topic in state.follower_topics.values()
+        if topic.link == link.name
+        and topic.state is TopicState.FOLLOWING
+        and topic.topic_id is not None
+        and any(mapping.holds(topic.topic) for mapping in mappings)
+    }
 
 
 class SyncingTopics(Part):
@@ -96,17 +111,7 @@ class SyncingTopics(Part):
         following: dict[str, str] = {}
         readable: set[TopicPartition] = set()
         for link in state.links.values():
-            mappings = link.pairs(Role.FOLLOWER, ResourceType.TOPIC)
-            if link.mode is not LinkMode.SYNCHRONOUS or not mappings:
-                continue
-            following |= {
-                topic.topic: topic.topic_id
-                for topic in state.follower_topics.values()
-                if topic.link == link.name
-                and topic.state is TopicState.FOLLOWING
-                and topic.topic_id is not None
-                and any(mapping.holds(topic.topic) for mapping in mappings)
-            }
+            following |= followed_synchronously(state, link)
             readable |= {
                 place
                 for place, record in state.sync_records.get(link.name, {}).items()

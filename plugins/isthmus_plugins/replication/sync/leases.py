@@ -51,6 +51,8 @@ class Lease:
 
     topic_id: str
     link: str
+    since: float = float("-inf")
+    """Monotonic seconds: since when there was one at any time, by which all that is acked is here."""
     until: float = float("-inf")
     """Monotonic seconds. What is over is kept: until then it was In-Sync."""
     until_ms: int = 0
@@ -115,6 +117,13 @@ class SyncLeases(Part):
         lease = self._leases.get((topic, partition))
         runs = lease is not None and self._clock.monotonic() < lease.until
         return runs and not self.lacks(topic, partition)
+
+    def has_all_since(self, topic: str, topic_id: str, partition: int) -> float | None:
+        """Since when, without a gap, it is known that all that the source acked is here; None: it is not known now."""
+        lease = self.lease(topic, topic_id, partition)
+        if lease is None or lease.terms.links or not self.in_sync(topic, partition):
+            return None
+        return lease.since
 
     def lacks(self, topic: str, partition: int) -> bool:
         """Whether what was acked may be here no more: the target lost the end of the log, which is copied again."""
@@ -193,6 +202,9 @@ class SyncLeases(Part):
                     reached.append((stream.topic, stream.topic_id, stream.partition))
                     lease = self._lease_of(stream)
                     if until > lease.until:
+                        now = self._clock.monotonic()
+                        if now > lease.until or lease.terms.links:
+                            lease.since = now
                         lease.terms = answer.terms.get(stream_id, PLAIN_TERMS)
                         lease.until, lease.until_ms = until, until_ms
                         lease.end = stream.follower_log.end

@@ -11,7 +11,8 @@ from isthmus_control import commands as c
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands, Visibility
-from isthmus_control.model import NamespaceKey, ResourceType, Role
+from isthmus_control.levels import INFORMATIONAL, STALE_READS
+from isthmus_control.model import LinkMode, NamespaceKey, ResourceType, Role
 from isthmus_control.outcome import Rejected, Rejection
 
 TOPIC, GROUP, PRINCIPAL = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL
@@ -138,3 +139,45 @@ def test_an_older_snapshot_asks_for_nothing() -> None:
     for _, namespace in raw["namespaces"]:
         del namespace["demands"]
     assert from_json(ControlState, raw).namespaces[NamespaceKey(TOPIC, "pay-")].demands == NONE
+
+
+def test_whether_a_namespace_is_informational_is_altered_where_no_synchronous_link_has_it() -> None:
+    log = Log()
+    log.ok(c.CreateNamespace(TOPIC, "n-"))
+    log.refused(c.AlterDemands(TOPIC, "n-", informational=True), Rejection.NOT_SUPPORTED, "level")
+    log.ok(c.RaiseLevel(INFORMATIONAL))
+    log.ok(c.CreateLink("ab", str(uuid.uuid4()), "B", True, ("h:1",)))
+    log.ok(c.AttachNamespace("ab", TOPIC, "n-", "n-", Role.LEADER))
+    log.ok(c.AlterLink("ab", LinkMode.SYNCHRONOUS))
+    log.refused(c.AlterDemands(TOPIC, "n-", informational=True), Rejection.CONFLICT, "synchronous link 'ab'")
+    log.ok(c.AlterLink("ab", LinkMode.ASYNCHRONOUS))
+    log.ok(c.AlterDemands(TOPIC, "n-", informational=True))
+    log.refused(c.AlterLink("ab", LinkMode.SYNCHRONOUS), Rejection.CONFLICT, "informational")
+    log.refused(c.AlterDemands(TOPIC, "n-", STRICT), Rejection.INVALID, "informational")
+    log.ok(c.AlterDemands(TOPIC, "n-", STRICT, informational=False))
+    log.refused(c.AlterDemands(TOPIC, "n-", informational=True), Rejection.INVALID, "informational")
+    log.ok(c.AlterDemands(TOPIC, "n-", AVAILABLE, informational=True))
+    assert log.state.namespaces[NamespaceKey(TOPIC, "n-")].informational
+    assert from_json(ControlState, parse(canonical(log.state))) == log.state
+
+
+def test_stale_reads_are_of_topics_that_may_follow_over_synchronous_links() -> None:
+    log = Log()
+    log.refused(c.CreateNamespace(TOPIC, "n-", stale_reads=False), Rejection.NOT_SUPPORTED, "level")
+    log.ok(c.RaiseLevel(STALE_READS))
+    log.refused(c.CreateNamespace(GROUP, "n-", stale_reads=False), Rejection.INVALID, "no topics")
+    log.refused(
+        c.CreateNamespace(TOPIC, "n-", informational=True, stale_reads=False), Rejection.INVALID, "informational"
+    )
+    log.ok(c.CreateNamespace(TOPIC, "n-", stale_reads=False))
+    log.ok(c.CreateNamespace(TOPIC, ""))
+    names = "n-t", "other", "__consumer_offsets"
+    assert [log.state.lookup.reads_stale(each) for each in names] == [False, True, True]
+    log.refused(c.AlterDemands(TOPIC, "n-", informational=True), Rejection.INVALID, "informational")
+    log.ok(c.AlterDemands(TOPIC, "", stale_reads=False))
+    log.ok(c.AlterDemands(TOPIC, "n-", stale_reads=True))
+    assert [log.state.lookup.reads_stale(each) for each in names] == [False, False, True], "one says no"
+    log.ok(c.AlterDemands(TOPIC, "", stale_reads=True))
+    assert log.demands("n-t") == NONE
+    assert log.state.lookup.reads_stale("n-t")
+    assert from_json(ControlState, parse(canonical(log.state))) == log.state

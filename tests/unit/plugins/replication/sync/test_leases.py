@@ -464,3 +464,34 @@ def test_of_a_topic_that_follows_no_more_nothing_is_recorded() -> None:
         assert not scene.recorded()
 
     on_synchronous(work)
+
+
+def test_that_all_is_here_is_known_since_the_last_gap_alone() -> None:
+    async def work(scene: Scene) -> None:
+        def since() -> float | None:
+            assert scene.topic_id is not None
+            return scene.leases.has_all_since(TOPIC, scene.topic_id, 0)
+
+        assert since() is None
+        await scene.granted()
+        first = since()
+        assert first is not None
+        await asyncio.sleep(3 * LEASE_S)
+        assert since() == first
+        await scene.run_out()
+        assert since() is None
+        scene.answer = granting()
+        await scene.granted()
+        second = since()
+        assert second is not None
+        assert first + 3 * LEASE_S < second <= simulated_now()
+        scene.answer = granting(terms=AckTerms(1, {"other": "C"}, 0))
+        await scene.replicas.until("some cluster of several has it", lambda: since() is None)
+        assert scene.in_sync()
+        scene.answer = granting()
+        await scene.replicas.until("it is here again", lambda: since() is not None)
+        third = since()
+        assert third is not None
+        assert third > second
+
+    on_synchronous(work)
