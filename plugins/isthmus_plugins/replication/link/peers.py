@@ -23,11 +23,12 @@ from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor, oldest_of_most
 from isthmus_plugins.link_policy import is_loopback, remote_address
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.rarely import Rarely, RarelyEach
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.link import calls, features, reasons
 from isthmus_plugins.replication.link.attempts import TokenAttempts, place_of
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
+    MALFORMED_CALL,
     SECRET,
     Credential,
     LinkConnection,
@@ -114,8 +115,8 @@ class LinkPeers(Part):
         self._arriving: set[LinkConnection] = set()
         """Connections that were accepted and not made yet: in their TLS handshake."""
         self._acceptor: Acceptor[LinkConnection] | None = None
-        self._refused = Rarely(_log_refused)
-        self._rejected = RarelyEach[tuple[str, str, str]](_log_rejected)
+        self._rejected = RarelyEach(_log_rejected)
+        self._odd_calls = RarelyEach(_log_odd_calls)
         self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
@@ -150,7 +151,7 @@ class LinkPeers(Part):
             self._context.supervision,
             arriving=self._arriving,
             admits=self._admits,
-            failed=lambda peer, error: self._refused.one(f"{peer}: TLS_HANDSHAKE_FAILED, {error}"),
+            failed=lambda peer, error: self._turned_away(peer, "TLS_HANDSHAKE_FAILED", str(error)),
             tls=spec.server_tls,
         )
         await self._acceptor.bind()
@@ -289,6 +290,7 @@ class LinkPeers(Part):
                 identity=self._identity(),
                 tls=self._context.link_client_tls,
                 approve=approve,
+                on_refused=self._refused_peer,
                 on_ready=lambda connection: self._take(link_name, link, state, connection),
             )
         except LinkRejected as error:
@@ -324,12 +326,19 @@ class LinkPeers(Part):
         """Whether one more connection may come in. What it is shows in the handshake; until then there are so many."""
         self._accepted = {other: None for other in self._accepted if not other.lost}
         if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX and not self._made_room():
-            self._refused.one(f"{peer}: TOO_MANY, there are too many connections that have not proved anything")
+            self._turned_away(peer, "TOO_MANY", "there are too many connections that have not proved anything")
         elif descriptors.is_kept(descriptor):
-            self._refused.one(f"{peer}: TOO_MANY, file descriptors run short")
+            self._turned_away(peer, "TOO_MANY", "file descriptors run short")
         else:
             return True
         return False
+
+    def _turned_away(self, peer: str, code: str, why: str) -> None:
+        """A connection from ``host:port`` ends before it says anything."""
+        self._say_rejected(peer.rpartition(":")[0], code, why)
+
+    def _say_rejected(self, address: str, code: str, why: str) -> None:
+        self._rejected.one(f"{place_of(address)} {code}", (address, code, why))
 
     def _made_room(self) -> bool:
         """End the connection that has proved nothing for longest, of the host that has most such. False: all have."""
@@ -413,11 +422,13 @@ class LinkPeers(Part):
             raise LinkRejected("AUTHENTICATION_ERROR", "this proxy cannot open its own token: see its log") from error
 
     def _refused_peer(self, connection: LinkConnection, code: str, why: str) -> None:
-        """A connection that was accepted ends because of what its peer sent."""
-        if code == "AUTHENTICATION_ERROR" and connection.shows_token:
+        """A connection ends because of what its peer sent, or a call of it is not understood."""
+        if code == MALFORMED_CALL:
+            self._odd_calls.one(place_of(connection.peer_address), (connection.peer_address, why))
+            return
+        if code == "AUTHENTICATION_ERROR" and connection.shows_token and not connection.dialled:
             self._attempts.failed(connection.peer_address)
-        place = place_of(connection.peer_address)
-        self._rejected.one(f"{place} {code}", (connection.peer_address, code, why))
+        self._say_rejected(connection.peer_address, code, why)
 
     def _approve(self, hello: dict[str, Any], protection: Protection) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
@@ -583,11 +594,12 @@ def _reason_of(error: Exception) -> str:
     return ReasonCode.BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR
 
 
-def _log_refused(connections: int, detail: str) -> None:
-    log.warning("link connections refused", extra={"connections": connections, "detail": detail})
-
-
 def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:
     peer, code, why = last
     extra = {"connections": connections, "peer": peer, "code": code, "detail": why}
     log.warning("link connections rejected", extra=extra)
+
+
+def _log_odd_calls(odd: int, last: tuple[str, str]) -> None:
+    peer, why = last
+    log.warning("link calls not understood", extra={"calls": odd, "peer": peer, "detail": why})
