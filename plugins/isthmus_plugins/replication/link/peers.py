@@ -89,6 +89,8 @@ class PeerState:
     """By the peer proxy's name."""
     dialling: set[str] = field(default_factory=set)
     """Addresses for which a task is dialling or keeps a connection."""
+    unreached: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By such an address: the code, and why nobody was reached there last."""
     behind: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By name, the peer proxies that do not know what the link needs: what that is, and when they were asked last."""
 
@@ -117,6 +119,7 @@ class LinkPeers(Part):
         self._acceptor: Acceptor[LinkConnection] | None = None
         self._rejected = RarelyEach(_log_rejected)
         self._odd_calls = RarelyEach(_log_odd_calls)
+        self._unreached = RarelyEach(_log_unreached)
         self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
@@ -238,14 +241,16 @@ class LinkPeers(Part):
                 connection = await self._dial(link_name, link, state, address)
             except _AlreadyConnected as already:
                 # Another address of the same proxy: dial this one only when that connection is gone.
+                state.unreached.pop(address, None)
                 await already.connection.lost_within(ALREADY_CONNECTED_WAIT_S)
                 continue
             except (OSError, TimeoutError, LinkRejected, LinkLost, SealingError, ValueError) as error:
-                self._dial_failed(state, address, error)
+                self._dial_failed(link_name, state, address, error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, REDIAL_DELAY_MAX_S)
                 continue
             delay = REDIAL_DELAY_MIN_S
+            state.unreached.pop(address, None)
             await self._stay(link_name, state, connection)
         state.dialling.discard(address)
 
@@ -298,11 +303,12 @@ class LinkPeers(Part):
                 raise _AlreadyConnected(already[0]) from error
             raise
 
-    def _dial_failed(self, state: PeerState, address: str, error: Exception) -> None:
+    def _dial_failed(self, link_name: str, state: PeerState, address: str, error: Exception) -> None:
         code = _reason_of(error)
         message = f"{address}: {str(error) or type(error).__name__}"
-        if (state.reason, state.message) != (code, message):
-            log.warning("link peer not reached", extra={"address": address, "code": str(code), "detail": message})
+        if state.unreached.get(address) != (code, message):
+            state.unreached[address] = code, message
+            self._unreached.one(f"{link_name} {address}", (address, str(code), message))
         if not state.connections:  # else the link is up, over another address
             state.reason, state.message = code, message
 
@@ -598,6 +604,12 @@ def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:
     peer, code, why = last
     extra = {"connections": connections, "peer": peer, "code": code, "detail": why}
     log.warning("link connections rejected", extra=extra)
+
+
+def _log_unreached(times: int, last: tuple[str, str, str]) -> None:
+    address, code, why = last
+    extra = {"address": address, "code": code, "detail": why, "times": times}
+    log.warning("link peer not reached", extra=extra)
 
 
 def _log_odd_calls(odd: int, last: tuple[str, str]) -> None:

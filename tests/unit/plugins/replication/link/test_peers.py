@@ -269,6 +269,22 @@ def test_strangers_keep_no_link_out(monkeypatch: pytest.MonkeyPatch) -> None:
     on_two(work)
 
 
+def test_an_address_where_nobody_is_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Also while the link is up over another one."""
+
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        for port in (1, 2):
+            state = two.a.plugin.parts.peers._states["a-to-b"]
+            two.a.plugin.parts.peers._keep_dialling("a-to-b", state, f"127.0.0.1:{port}")
+        await asyncio.sleep(10)
+
+    on_two(work)
+    lines = [each.address for each in caplog.records if each.message == "link peer not reached"]
+    assert sorted(lines) == ["127.0.0.1:1", "127.0.0.1:2"]
+
+
 def test_who_finds_no_room_has_a_line_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
