@@ -17,7 +17,7 @@ import uvloop
 from confluent_kafka.admin import AdminClient
 from support.kafka import VERSIONS
 from support.links import until
-from support.wire import Wire
+from support.wire import Wire, log_in
 
 from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
 from isthmus.kafka.security import SecuritySpec
@@ -90,17 +90,6 @@ def log_in_v0(wire: Wire, exchange: SaslExchange, mechanism: str) -> None:
         if answer is None:
             raise ConnectionError("refused")
         said = exchange.next(answer[4:])
-
-
-def log_in(wire: Wire, exchange: SaslExchange, mechanism: str) -> None:
-    """Raises ConnectionError where the broker refuses."""
-    assert wire.request(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": mechanism}).error_code == 0
-    said: bytes | None = exchange.first()
-    while said is not None:
-        answer = wire.request(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": said})
-        if answer.error_code:
-            raise ConnectionError(answer.error_message)
-        said = exchange.next(answer.auth_bytes)
 
 
 def lists_topics(wire: Wire) -> None:

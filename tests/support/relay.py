@@ -1,4 +1,4 @@
-"""A TCP relay that can be cut in the middle of a frame, stalled, and slowed down."""
+"""A TCP relay that can be cut in the middle of a frame, stalled, and slowed down, and records what clients send."""
 
 from __future__ import annotations
 
@@ -18,13 +18,24 @@ class Relay:
     set later.
 
     ``bytes_per_s``: so much passes over each connection, in each direction, and hardly more is on its way.
+    ``recording``: what clients send is kept, in ``sent``.
     """
 
-    def __init__(self, target: tuple[str, int] | None = None, port: int = 0, bytes_per_s: int | None = None) -> None:
+    def __init__(
+        self,
+        target: tuple[str, int] | None = None,
+        port: int = 0,
+        bytes_per_s: int | None = None,
+        host: str = "127.0.0.1",
+        recording: bool = False,
+    ) -> None:
         self.target = target
         self.accepted = 0
+        self.sent: list[bytearray] = []
+        """By connection, in the order in which they came."""
+        self._recording = recording
         self._bytes_per_s = bytes_per_s
-        self._server = socket.create_server(("127.0.0.1", port))
+        self._server = socket.create_server((host, port))
         if bytes_per_s is not None:  # what is accepted has it from here
             self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, THIN_BUFFER_BYTES)
         self._lock = threading.Lock()
@@ -110,13 +121,18 @@ class Relay:
                     continue
                 self._pairs.append((downstream, upstream))
             self.accepted += 1
-            for one, other in ((downstream, upstream), (upstream, downstream)):
-                threading.Thread(target=self._pump, args=(one, other), name="relay-pump", daemon=True).start()
+            kept = None
+            if self._recording:
+                self.sent.append(kept := bytearray())
+            for one, other, keep in ((downstream, upstream, kept), (upstream, downstream, None)):
+                threading.Thread(target=self._pump, args=(one, other, keep), name="relay-pump", daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, kept: bytearray | None) -> None:
         due_at = 0.0
         try:
             while data := source.recv(CHUNK):
+                if kept is not None:
+                    kept += data
                 if self.delay_s:
                     time.sleep(self.delay_s)
                 if self._bytes_per_s is not None:

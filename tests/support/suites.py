@@ -83,7 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _passed_before(session.config):
+    if exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:
+        return
+    if _passed_before(session.config) or _slice(session.config)[1] > 1:  # a slice of a few tests may have none
         session.exitstatus = pytest.ExitCode.OK
 
 

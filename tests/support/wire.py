@@ -10,9 +10,11 @@ from typing import Any, Final, Self
 
 from confluent_kafka.admin import AdminClient
 
+from isthmus.kafka.sasl import SaslExchange
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import MAGIC, BatchHeader
+from isthmus_protocol.schema import ApiKey
 from support.kafka import NOW_MS
 
 TIMEOUT_S: Final = 30.0
@@ -81,3 +83,14 @@ class Wire:
         answered, payload = decode_response(api_key, version, frame)
         assert answered == correlation_id
         return payload
+
+
+def log_in(wire: Wire, exchange: SaslExchange, mechanism: str) -> None:
+    """Raises ConnectionError where the broker refuses."""
+    assert wire.request(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": mechanism}).error_code == 0
+    said: bytes | None = exchange.first()
+    while said is not None:
+        answer = wire.request(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": said})
+        if answer.error_code:
+            raise ConnectionError(answer.error_message)
+        said = exchange.next(answer.auth_bytes)

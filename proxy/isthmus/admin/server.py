@@ -26,6 +26,7 @@ from isthmus.admin.services import AdminServices
 from isthmus.admin.unix_socket import UnixAcceptor, UnixSocket
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.clock import monotonic
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.tasks import Supervision, Tasks
 
 log = logging.getLogger("isthmus.admin")
@@ -178,6 +179,7 @@ class _Door:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
+        self._refused = RarelyEach(_log_refused)
         self.arriving: set[asyncio.BaseProtocol] = set()
 
     def admits(self, descriptor: int, peer: str) -> bool:
@@ -194,8 +196,13 @@ class _Door:
             # Of those who have asked nothing yet the one that has been here longest, else of the others.
             min(idle, key=lambda each: (each.cycle is not None, each.made_at)).turn_out()
             return True
-        log.warning("admin connection refused", extra={"peer": peer, "connections": CONNECTIONS_MAX})
+        self._refused.one(peer.rpartition(":")[0], peer)
         return False
+
+
+def _log_refused(connections: int, peer: str) -> None:
+    extra = {"peer": peer, "connections": connections, "detail": f"there are {CONNECTIONS_MAX} others"}
+    log.warning("admin connections refused", extra=extra)
 
 
 class _Server(uvicorn.Server):

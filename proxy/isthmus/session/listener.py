@@ -122,11 +122,12 @@ class Gateway:
         self._trimmer = Trimmer()
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
-        self._cut_off = Rarely(_log_cut_off)
-        self._turned_away = Rarely(_log_turned_away)
+        self._cut_off = RarelyEach(_log_cut_off)
+        """By the broker, which ends the connection of any client that sends it what it does not understand."""
+        self._turned_away = RarelyEach(_log_turned_away)
+        """By the cause, and where it is the client's own, by its host."""
         self.refused_by_protocol = RarelyEach(_log_refused_by_protocol)
         """By the client's host and the cause: probes come by the hundred."""
-        self._turned_away_by_host = RarelyEach(_log_turned_away)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -163,7 +164,7 @@ class Gateway:
         elif descriptors.is_kept(descriptor):
             self.turn_away("file descriptors", client_address)
         elif most is not None and self.connections_from[host] >= most:
-            self._turned_away_each(OF_ONE_ADDRESS, host, client_address)
+            self.turn_away(OF_ONE_ADDRESS, client_address, host)
         else:
             self.connections_from[host] += 1
             return True
@@ -176,22 +177,16 @@ class Gateway:
         if self.connections_from[host] <= 0:
             del self.connections_from[host]
 
-    def _turned_away_each(self, cause: str, host: str, detail: str) -> None:
-        """Count a connection that is closed before it is a session, for a cause that is its own host's."""
+    def turn_away(self, cause: str, detail: str, host: str = "") -> None:
+        """Count a connection that is closed before it is a session. ``host``: whose own cause it is; "": nobody's."""
         self.connections_opened += 1
         self.closed_by_cause[cause] += 1
-        self._turned_away_by_host.one(f"{host} {cause}", f"{detail}: {cause}")
-
-    def turn_away(self, cause: str, client_address: str) -> None:
-        """Count a connection that is closed before it is a session."""
-        self.connections_opened += 1
-        self.closed_by_cause[cause] += 1
-        self._turned_away.one(f"{client_address}: {cause}")
+        self._turned_away.one(f"{host} {cause}", f"{detail}: {cause}")
 
     def tls_failed(self, client_address: str, error: OSError) -> None:
         """Count a connection whose TLS handshake failed."""
         self._gone(client_address)
-        self._turned_away_each("TLS handshake failed", host_of(client_address), f"{client_address}: {error}")
+        self.turn_away("TLS handshake failed", f"{client_address}: {error}", host_of(client_address))
 
     def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
         self.arriving.discard(downstream)
@@ -235,7 +230,8 @@ class Gateway:
         self.closed_by_cause[cause] += 1
         self._trimmer.closed()
         if cause == "broker closed" and session.pending:
-            self._cut_off.one(f"broker {session.client.broker_id}")
+            broker = f"broker {session.client.broker_id}"
+            self._cut_off.one(broker, f"{broker}, the last of {session.client.address}")
         log.debug(
             "session closed",
             extra={"session": session.client.session_id, "cause": cause, "detail": detail},
@@ -363,8 +359,7 @@ class Listener:
         principal = None if tls is None else certificate_principal(tls.getpeercert())
         refused = gateway.refused_at_once(session.client)
         if refused is not None:
-            log.warning("connection refused", extra={"client": address, "detail": refused})
-            session.close("refused", refused)
+            session.fault("refused", refused)
             return session
         if principal is not None:
             session.client.principal = principal

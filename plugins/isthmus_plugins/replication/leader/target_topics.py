@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
@@ -126,6 +127,8 @@ class TargetTopics:
         self._answered = answered
         self._holds_from_first = holds_from_first
         self._preparing: dict[str, _Preparing] = {}
+        self._unprepared = RarelyEach(_log_unprepared)
+        """By link: over each connection all are asked for anew."""
         self.prepared: dict[tuple[str, str], PreparedTopic] = {}
         """By link and topic."""
         self.sends: Set[str] = frozenset()
@@ -226,7 +229,7 @@ class TargetTopics:
         """Wait for what is asked; where some of it fails, all topics are asked for again soon."""
         for error in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(error, LinkRejected | LinkLost | TimeoutError | BrokerUnavailable | KafkaRefused):
-                log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
+                self._unprepared.one(link_name, (link_name, str(error)))
                 preparing.all_due_at = self._clock.monotonic() + REOPEN_DELAY_S
             elif error is not None:
                 raise error
@@ -350,3 +353,8 @@ def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predece
 def _in_sync_min(configs: Mapping[str, str]) -> int | None:
     value = configs.get(IN_SYNC_MIN)
     return None if value is None else int(value)
+
+
+def _log_unprepared(times: int, last: tuple[str, str]) -> None:
+    link_name, detail = last
+    log.warning("target topics not prepared", extra={"link": link_name, "detail": detail, "times": times})

@@ -54,6 +54,8 @@ UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 INVALID_REQUEST: Final = "INVALID_REQUEST"
 """What a peer answers to a call that it does not understand."""
+MALFORMED_CALL: Final = "MALFORMED_CALL"
+"""Why such a call was refused, to this end."""
 INVALID_ANSWER: Final = "INVALID_ANSWER"
 """In the place of a peer's answer that this version does not understand."""
 FLUSH_TIMEOUT_S: Final = 2.0
@@ -141,7 +143,8 @@ class LinkConnection(asyncio.Protocol):
 
     ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` looks at what a peer
     said of itself whose proof holds, and at what protects the connection; either may raise :class:`LinkRejected`.
-    ``on_refused`` is told of a connection that this end ends because of what the peer sent, with a code and why.
+    ``on_refused`` is told of what the peer sent that ends the connection here, or is a call that is not understood
+    (:data:`MALFORMED_CALL`): with a code and why.
     ``on_ready`` is called when the handshake is over, before anything else is taken: it sets handlers and receiver.
     ``ready`` resolves then, too. ``token``: with it a dialler proves itself, in place of a secret.
     """
@@ -236,6 +239,7 @@ class LinkConnection(asyncio.Protocol):
         token: Token | None = None,
         tls: ssl.SSLContext | None = None,
         approve: Callable[[dict[str, Any], Protection], None] | None = None,
+        on_refused: Callable[[LinkConnection, str, str], None] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
     ) -> LinkConnection:
         """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
@@ -249,6 +253,7 @@ class LinkConnection(asyncio.Protocol):
                     token=token,
                     identity=identity,
                     approve=approve,
+                    on_refused=on_refused,
                     on_ready=on_ready,
                 ),
                 host,
@@ -700,7 +705,7 @@ class LinkConnection(asyncio.Protocol):
         except MalformedCall as error:
             if answering.question.IN_ORDER:
                 raise MalformedFrame(f"a call that is not understood: {error}") from error
-            log.warning("link call not understood", extra={"method": method, "detail": str(error)})
+            self._on_refused(self, MALFORMED_CALL, str(error))
             self._refuse(call_id, INVALID_REQUEST, f"{type(error).__name__}: {error}")
             return
         self.receiver.on_call(self, question)
@@ -749,7 +754,7 @@ class LinkConnection(asyncio.Protocol):
 
 
 def _log_refused(connection: LinkConnection, code: str, why: str) -> None:
-    log.warning("link connection rejected", extra={"peer": connection.peer_address, "code": code, "detail": why})
+    log.warning("refused what a link peer sent", extra={"peer": connection.peer_address, "code": code, "detail": why})
 
 
 def least_protected(connections: Iterable[LinkConnection]) -> LinkConnection | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from isthmus_control.anchors import Anchor, MalformedAnchor
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
@@ -36,6 +37,9 @@ class ControlAnchors(Part):
         self._tasks = Tasks("control-anchors", context.supervision)
         self._told_at: dict[LinkConnection, float] = {}
         self._woken = asyncio.Event()
+        self._untold = RarelyEach(_log_untold)
+        """By link: its peers may come and go as often as they like, and say what they like."""
+        self._odd = RarelyEach(_log_odd)
 
     def start(self) -> None:
         self._tasks.keep("tell", self._tell_for_ever)
@@ -86,24 +90,33 @@ class ControlAnchors(Part):
         try:
             await connection.call(question, CALL_TIMEOUT_S)
         except (LinkRejected, LinkLost, TimeoutError) as error:
-            log.warning("control anchors not told", extra={"link": connection.link_name, "detail": str(error)})
+            self._untold.one(connection.link_name, (connection.link_name, str(error)))
 
     async def _told(self, connection: LinkConnection, question: calls.TellAnchors) -> calls.Done:
         anchors = self._context.control.anchors
         cluster_id = str(connection.peer.get("cluster_id"))
-        own, heard = _read(connection, question.own), _read(connection, question.heard)
+        own, heard = self._read(connection, question.own), self._read(connection, question.heard)
         if own is not None and own.cluster_id == cluster_id:
             anchors.hear(own, question.proof)
         if heard is not None:
             anchors.told(heard, f"cluster {cluster_id} over link {connection.link_name}")
         return calls.Done()
 
+    def _read(self, connection: LinkConnection, text: str | None) -> Anchor | None:
+        if text is None:
+            return None
+        try:
+            return Anchor.decode(text)
+        except MalformedAnchor as error:
+            self._odd.one(connection.link_name, (connection.link_name, str(error)))
+            return None
 
-def _read(connection: LinkConnection, text: str | None) -> Anchor | None:
-    if text is None:
-        return None
-    try:
-        return Anchor.decode(text)
-    except MalformedAnchor as error:
-        log.warning("control anchor not understood", extra={"link": connection.link_name, "detail": str(error)})
-        return None
+
+def _log_untold(times: int, last: tuple[str, str]) -> None:
+    link_name, detail = last
+    log.warning("control anchors not told", extra={"link": link_name, "detail": detail, "times": times})
+
+
+def _log_odd(times: int, last: tuple[str, str]) -> None:
+    link_name, detail = last
+    log.warning("control anchor not understood", extra={"link": link_name, "detail": detail, "times": times})

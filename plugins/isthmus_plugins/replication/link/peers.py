@@ -23,11 +23,12 @@ from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor, oldest_of_most
 from isthmus_plugins.link_policy import is_loopback, remote_address
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.rarely import Rarely, RarelyEach
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.link import calls, features, reasons
 from isthmus_plugins.replication.link.attempts import TokenAttempts, place_of
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
+    MALFORMED_CALL,
     SECRET,
     Credential,
     LinkConnection,
@@ -88,6 +89,8 @@ class PeerState:
     """By the peer proxy's name."""
     dialling: set[str] = field(default_factory=set)
     """Addresses for which a task is dialling or keeps a connection."""
+    unreached: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By such an address: the code, and why nobody was reached there last."""
     behind: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By name, the peer proxies that do not know what the link needs: what that is, and when they were asked last."""
 
@@ -114,8 +117,9 @@ class LinkPeers(Part):
         self._arriving: set[LinkConnection] = set()
         """Connections that were accepted and not made yet: in their TLS handshake."""
         self._acceptor: Acceptor[LinkConnection] | None = None
-        self._refused = Rarely(_log_refused)
-        self._rejected = RarelyEach[tuple[str, str, str]](_log_rejected)
+        self._rejected = RarelyEach(_log_rejected)
+        self._odd_calls = RarelyEach(_log_odd_calls)
+        self._unreached = RarelyEach(_log_unreached)
         self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
@@ -150,7 +154,7 @@ class LinkPeers(Part):
             self._context.supervision,
             arriving=self._arriving,
             admits=self._admits,
-            failed=lambda peer, error: self._refused.one(f"{peer}: TLS_HANDSHAKE_FAILED, {error}"),
+            failed=lambda peer, error: self._turned_away(peer, "TLS_HANDSHAKE_FAILED", str(error)),
             tls=spec.server_tls,
         )
         await self._acceptor.bind()
@@ -237,14 +241,16 @@ class LinkPeers(Part):
                 connection = await self._dial(link_name, link, state, address)
             except _AlreadyConnected as already:
                 # Another address of the same proxy: dial this one only when that connection is gone.
+                state.unreached.pop(address, None)
                 await already.connection.lost_within(ALREADY_CONNECTED_WAIT_S)
                 continue
             except (OSError, TimeoutError, LinkRejected, LinkLost, SealingError, ValueError) as error:
-                self._dial_failed(state, address, error)
+                self._dial_failed(link_name, state, address, error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, REDIAL_DELAY_MAX_S)
                 continue
             delay = REDIAL_DELAY_MIN_S
+            state.unreached.pop(address, None)
             await self._stay(link_name, state, connection)
         state.dialling.discard(address)
 
@@ -289,6 +295,7 @@ class LinkPeers(Part):
                 identity=self._identity(),
                 tls=self._context.link_client_tls,
                 approve=approve,
+                on_refused=self._refused_peer,
                 on_ready=lambda connection: self._take(link_name, link, state, connection),
             )
         except LinkRejected as error:
@@ -296,11 +303,12 @@ class LinkPeers(Part):
                 raise _AlreadyConnected(already[0]) from error
             raise
 
-    def _dial_failed(self, state: PeerState, address: str, error: Exception) -> None:
+    def _dial_failed(self, link_name: str, state: PeerState, address: str, error: Exception) -> None:
         code = _reason_of(error)
         message = f"{address}: {str(error) or type(error).__name__}"
-        if (state.reason, state.message) != (code, message):
-            log.warning("link peer not reached", extra={"address": address, "code": str(code), "detail": message})
+        if state.unreached.get(address) != (code, message):
+            state.unreached[address] = code, message
+            self._unreached.one(f"{link_name} {address}", (address, str(code), message))
         if not state.connections:  # else the link is up, over another address
             state.reason, state.message = code, message
 
@@ -324,12 +332,19 @@ class LinkPeers(Part):
         """Whether one more connection may come in. What it is shows in the handshake; until then there are so many."""
         self._accepted = {other: None for other in self._accepted if not other.lost}
         if len(self._accepted) + len(self._arriving) >= HANDSHAKES_MAX and not self._made_room():
-            self._refused.one(f"{peer}: TOO_MANY, there are too many connections that have not proved anything")
+            self._turned_away(peer, "TOO_MANY", "there are too many connections that have not proved anything")
         elif descriptors.is_kept(descriptor):
-            self._refused.one(f"{peer}: TOO_MANY, file descriptors run short")
+            self._turned_away(peer, "TOO_MANY", "file descriptors run short")
         else:
             return True
         return False
+
+    def _turned_away(self, peer: str, code: str, why: str) -> None:
+        """A connection from ``host:port`` ends before it says anything."""
+        self._say_rejected(peer.rpartition(":")[0], code, why)
+
+    def _say_rejected(self, address: str, code: str, why: str) -> None:
+        self._rejected.one(f"{place_of(address)} {code}", (address, code, why))
 
     def _made_room(self) -> bool:
         """End the connection that has proved nothing for longest, of the host that has most such. False: all have."""
@@ -413,11 +428,13 @@ class LinkPeers(Part):
             raise LinkRejected("AUTHENTICATION_ERROR", "this proxy cannot open its own token: see its log") from error
 
     def _refused_peer(self, connection: LinkConnection, code: str, why: str) -> None:
-        """A connection that was accepted ends because of what its peer sent."""
-        if code == "AUTHENTICATION_ERROR" and connection.shows_token:
+        """A connection ends because of what its peer sent, or a call of it is not understood."""
+        if code == MALFORMED_CALL:
+            self._odd_calls.one(place_of(connection.peer_address), (connection.peer_address, why))
+            return
+        if code == "AUTHENTICATION_ERROR" and connection.shows_token and not connection.dialled:
             self._attempts.failed(connection.peer_address)
-        place = place_of(connection.peer_address)
-        self._rejected.one(f"{place} {code}", (connection.peer_address, code, why))
+        self._say_rejected(connection.peer_address, code, why)
 
     def _approve(self, hello: dict[str, Any], protection: Protection) -> None:
         """A dialler whose proof holds may come in. Raises LinkRejected."""
@@ -583,11 +600,18 @@ def _reason_of(error: Exception) -> str:
     return ReasonCode.BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR
 
 
-def _log_refused(connections: int, detail: str) -> None:
-    log.warning("link connections refused", extra={"connections": connections, "detail": detail})
-
-
 def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:
     peer, code, why = last
     extra = {"connections": connections, "peer": peer, "code": code, "detail": why}
     log.warning("link connections rejected", extra=extra)
+
+
+def _log_unreached(times: int, last: tuple[str, str, str]) -> None:
+    address, code, why = last
+    extra = {"address": address, "code": code, "detail": why, "times": times}
+    log.warning("link peer not reached", extra=extra)
+
+
+def _log_odd_calls(odd: int, last: tuple[str, str]) -> None:
+    peer, why = last
+    log.warning("link calls not understood", extra={"calls": odd, "peer": peer, "detail": why})

@@ -21,6 +21,7 @@ from isthmus_control.source_losses import LossState, SourceLoss
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins.links import LostGroupOffset, PartitionStatus, SourceLossStatus
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
@@ -44,6 +45,8 @@ class ToldSourceLosses(Part):
         self._changed = asyncio.Event()
         self._said: dict[LinkConnection, calls.SourceLosses] = {}
         self._heard: dict[str, calls.SourceLosses] = {}
+        self._untold = RarelyEach(_log_untold)
+        """By link: over each connection it is said anew."""
 
     def start(self) -> None:
         self._tasks.keep("say", self._say_for_ever)
@@ -87,7 +90,7 @@ class ToldSourceLosses(Part):
                 try:
                     await connection.call(now)
                 except LinkRejected as error:
-                    log.warning("source losses not told", extra={"link": link.name, "detail": str(error)})
+                    self._untold.one(link.name, (link.name, str(error)))
                 except (LinkLost, TimeoutError):
                     answered = False
                     continue
@@ -130,6 +133,11 @@ class ToldSourceLosses(Part):
             for labels, count in sorted(counts.items()):
                 family.add_metric((name, *labels), count)
         return (family,)
+
+
+def _log_untold(times: int, last: tuple[str, str]) -> None:
+    link_name, detail = last
+    log.warning("source losses not told", extra={"link": link_name, "detail": detail, "times": times})
 
 
 def _told(state: ControlState, link_name: str) -> list[SourceLoss]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import traceback
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
 from isthmus_protocol.schema import ApiKey, response_type
 
+EXAMPLES: Final = int(os.environ.get("ISTHMUS_FUZZ_EXAMPLES", "400"))
 FRAMES = [
     encode_request(build_request(ApiKey.API_VERSIONS, 3, {}), 1, "client"),
     encode_request(build_request(ApiKey.METADATA, 12, {"topics": [{"name": "t"}]}), 2, None),
@@ -149,7 +152,8 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes, sasl: bool = F
     assert not failures, failures[0]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(300 + EXAMPLES)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sent=st.one_of(st.binary(max_size=300), mutated(FRAMES)),
     cuts=st.lists(st.integers(0, 2_000), max_size=4),
@@ -159,7 +163,8 @@ def test_any_bytes_end_at_most_their_own_connection(sent: bytes, cuts: list[int]
     uvloop.run(exchange(sent, cuts, answered))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(300 + EXAMPLES)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sent=st.one_of(st.binary(max_size=300), mutated(LOGINS)),
     cuts=st.lists(st.integers(0, 500), max_size=4),

@@ -57,6 +57,7 @@ from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
     Ask,
+    Client,
     Close,
     Hold,
     Leave,
@@ -1303,6 +1304,68 @@ def test_the_last_file_descriptors_are_not_for_clients(caplog: pytest.LogCapture
     run(main())
     (said,) = [record.detail for record in caplog.records if record.getMessage() == "connections turned away"]
     assert said.endswith(": file descriptors")
+
+
+def test_who_is_turned_away_again_and_again_has_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("isthmus_plugins.rarely.RARELY_S", 0.0)
+
+    async def main() -> None:
+        async with fronted(limits=Limits(connections_max=1)) as front:
+            await front.connect()
+            for _ in range(5):
+                assert await (await front.dial()).closed() == b""
+                await asyncio.sleep(0.01)
+            assert front.gateway.closed_by_cause == {"connection limit": 5}
+
+    run(main())
+    assert len([each for each in caplog.records if each.getMessage() == "connections turned away"]) == 1
+
+
+def test_requests_for_which_a_broker_closes_have_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it does for what it does not understand, and anybody may send it that."""
+    monkeypatch.setattr("isthmus_plugins.rarely.RARELY_S", 0.0)
+
+    async def main() -> None:
+        async with fronted() as front:
+            for _ in range(5):
+                client, upstream, _ = await front.connect()
+                client.send(request(1))
+                await upstream.take()
+                await upstream.close()
+                assert await client.closed() == b""
+                await asyncio.sleep(0.01)
+            assert front.gateway.closed_by_cause == {"broker closed": 5}
+
+    run(main())
+    (said,) = [each for each in caplog.records if each.getMessage().startswith("broker closed connections")]
+    assert said.of.startswith("broker 1, the last of 127.0.0.1:")
+
+
+def test_clients_that_plugins_send_away_have_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing:
+        def opened(self, client: Client) -> Close:
+            return Close("not from there")
+
+        def authenticated(self, client: Client) -> None:
+            raise AssertionError
+
+        def closed(self, client: Client) -> None:
+            pass
+
+    async def main() -> None:
+        async with fronted() as front:
+            front.gateway.connection_observers = (Refusing(),)
+            for _ in range(5):
+                assert await (await front.dial()).closed() == b""
+            assert front.gateway.closed_by_cause == {"refused": 5}
+
+    run(main())
+    (said,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert (said.getMessage(), said.detail) == ("connection refused by protocol", "not from there")
 
 
 # ---- fences ----

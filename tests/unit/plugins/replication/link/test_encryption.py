@@ -253,7 +253,7 @@ def test_a_connection_ends_where_somebody_in_between_meddles(
             sender.send(link.encode(MessageType.HEARTBEAT, b""))
             assert await receiver.lost_within(5)
             assert await sender.lost_within(5)
-            lines = [each for each in caplog.records if each.message == "link connection rejected"]
+            lines = [each for each in caplog.records if each.message == "refused what a link peer sent"]
             assert len(lines) == 1
 
     over_a_listener(work, FEATURES)

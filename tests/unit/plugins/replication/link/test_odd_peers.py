@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -273,6 +274,30 @@ def test_a_link_whose_peer_says_something_odd_is_dialled_again() -> None:
         assert not two.b.context.supervision.failing
 
     on_two(work)
+
+
+def test_a_peer_that_comes_again_and_again_has_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """One that answers nothing, asks what nobody understands, and goes."""
+
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        two.b.plugin.parts.peers._answers = {}
+        caplog.clear()
+        for _ in range(6):
+            (odd,) = two.b.plugin.parts.peers.connections("a-to-b")
+            for method in ("log_ends", "tell_anchors", "limits"):
+                odd.send(raw(16, json.dumps({"id": 1, "method": method, "params": {"own": "x", "topic": 1}}).encode()))
+            await asyncio.sleep(0.5)
+            odd.send(raw(16, DEEP))
+            assert await odd.lost_within(5)
+            await two.connected()
+
+    on_two(work)
+    lines = Counter(each.message for each in caplog.records if "link peer" not in each.message)
+    expected = ["control anchor not understood", "control anchors not told", "link calls not understood"]
+    assert set(lines) >= {*expected, "link connections rejected", "source losses not told"}
+    assert max(lines.values()) <= 2, lines
 
 
 def test_addresses_that_are_none_are_not_dialled() -> None:

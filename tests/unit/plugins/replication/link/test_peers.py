@@ -269,6 +269,41 @@ def test_strangers_keep_no_link_out(monkeypatch: pytest.MonkeyPatch) -> None:
     on_two(work)
 
 
+def test_an_address_where_nobody_is_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Also while the link is up over another one."""
+
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        for port in (1, 2):
+            state = two.a.plugin.parts.peers._states["a-to-b"]
+            two.a.plugin.parts.peers._keep_dialling("a-to-b", state, f"127.0.0.1:{port}")
+        await asyncio.sleep(10)
+
+    on_two(work)
+    lines = [each.address for each in caplog.records if each.message == "link peer not reached"]
+    assert sorted(lines) == ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+def test_who_finds_no_room_has_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peers.descriptors, "is_kept", lambda descriptor: True)
+
+    async def work(two: Two) -> None:
+        for _ in range(5):
+            assert not two.b.plugin.parts.peers._admits(3, "127.0.0.1:4")
+            await asyncio.sleep(2)
+        assert not two.b.plugin.parts.peers._admits(3, "127.0.0.2:4")
+
+    on_two(work)
+    lines = [each for each in caplog.records if each.message == "link connections rejected"]
+    assert [(each.peer, each.code, each.connections) for each in lines] == [
+        ("127.0.0.1", "TOO_MANY", 1),
+        ("127.0.0.2", "TOO_MANY", 1),
+    ]
+
+
 def test_a_host_that_does_not_resolve_is_told() -> None:
     async def work(two: Two) -> None:
         link = CreateLink("x", "8d5f1b3e-6f0b-4c6e-9d0e-1f2a3b4c5d6e", "B", True, ("no-such-host.invalid:1",))
