@@ -13,7 +13,7 @@ from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import KafkaCluster
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
 ENDING = "TRANSACTIONS_ENDING"
 IN_TIME_S = 10.0
