@@ -28,6 +28,8 @@ from pydantic import BaseModel, ValidationError
 from isthmus.admin.models import (
     AlterNamespaceRequest,
     CreateNamespaceRequest,
+    NamespaceContentsView,
+    NamespaceOverlapView,
     NamespaceView,
     StatusView,
     TopicView,
@@ -94,6 +96,17 @@ class AdminClient(AdminRequests):
 
     def namespace(self, prefix: str, type: ResourceType = ResourceType.TOPIC) -> NamespaceView:
         return _read(NamespaceView, self.get(f"/v1/namespaces/{type.value}", prefix=prefix))
+
+    def namespace_contents(self, prefix: str, type: ResourceType = ResourceType.TOPIC) -> NamespaceContentsView:
+        """What is in it now, as the proxy's own user may see."""
+        return _read(NamespaceContentsView, self.get(f"/v1/namespaces/{type.value}/contents", prefix=prefix))
+
+    def namespace_overlap(
+        self, prefix: str, other: str, type: ResourceType = ResourceType.TOPIC
+    ) -> NamespaceOverlapView:
+        """Whether some name could be in both; there need not be such namespaces."""
+        answer = self.get(f"/v1/namespaces/{type.value}/overlap", prefix=prefix, other=other)
+        return _read(NamespaceOverlapView, answer)
 
     def create_namespace(self, wanted: CreateNamespaceRequest) -> NamespaceView:
         """A reserved one is enforced by every proxy of the cluster when this returns."""

@@ -80,7 +80,8 @@ def test_consumers_wait_while_a_follower_may_be_older_than_its_source(link: Link
 
 
 def test_what_is_in_a_namespace_and_what_overlaps_it(link: Linked) -> None:
-    inner, outer = unique("ab") + "-", "ab"
+    outer = unique("ab")
+    inner = outer + "-eu-"
     assert outer_holds(link, outer, inner)
     link.attach(inner, inner)
     assert link.b.proxy.cli("namespace", "show", inner)["empty"]
@@ -96,6 +97,8 @@ def test_what_is_in_a_namespace_and_what_overlaps_it(link: Linked) -> None:
         "reserved",
         ["follower"],
     )
+    link.b.proxy.cli("namespace", "create", outer)
+    assert [each["name"] for each in link.b.proxy.cli("namespace", "show", outer)["items"]] == [topic]
 
     link.b.proxy.cli("namespace", "create", group, "--type", "consumer-group")
     assert link.b.proxy.cli("namespace", "show", group, "--type", "consumer-group")["empty"]

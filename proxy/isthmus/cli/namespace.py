@@ -344,7 +344,7 @@ def _described(namespace: dict[str, Any]) -> Iterator[str]:
         pairs.append(("degrade after", f"{namespace['degrade_after_ms'] / 1000:g} s Out-Of-Sync"))
     if namespace["confirm"] != "ALL":
         pairs.append(("confirm", namespace["confirm"]))
-    if not namespace["stale_reads"]:
+    if not namespace.get("stale_reads", True):  # older proxies do not say
         pairs.append(("stale reads", "no: consumers wait while it is not known to be In-Sync"))
     for each in namespace["mappings"]:
         pairs.append(("link", f"{each['link_name']}: {each['role']}, remote {prefix_cell(each['remote'])}"))

@@ -225,6 +225,18 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
     with_rest(test)
 
 
+def test_prefix_and_type_of_a_namespace_are_not_changed() -> None:
+    async def test(rest: Rest) -> None:
+        await rest.client.post("/v1/namespaces", json={"prefix": "orders-"})
+        before = rest.log.state.namespaces
+        for body in ({"prefix": "other-"}, {"type": "principal"}):
+            status, code, _ = await rest.error("PATCH", "/v1/namespaces/topic?prefix=orders-", json=body)
+            assert (status, code) == (422, "INVALID_REQUEST")
+        assert rest.log.state.namespaces == before
+
+    with_rest(test)
+
+
 def test_what_is_in_a_namespace() -> None:
     async def test(rest: Rest) -> None:
         cluster = rest.cluster

@@ -52,6 +52,8 @@ def test_namespaces(admin: AdminClient) -> None:
     with pytest.raises(AdminError, match="acks cannot go without a link after 5 ms"):
         admin.alter_namespace("orders-", AlterNamespaceRequest(degrade_after_ms=5))
     assert admin.namespace("orders-") == made
+    assert (admin.namespace_contents("orders-").empty, admin.namespace_contents("orders-").namespace) == (True, made)
+    assert admin.namespace_overlap("orders-", "orders-eu-").overlap
     admin.delete_namespace("orders-", wait=False)  # there are no proxies
     with pytest.raises(AdminError) as refused:
         admin.namespace("orders-")
