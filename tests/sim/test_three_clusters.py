@@ -203,8 +203,10 @@ class World:
     """Of unclean elections."""
     acked: dict[int, set[str]] = field(default_factory=dict)
     """By record that was acked In-Sync, which clusters had it."""
+    leads: set[str] = field(default_factory=lambda: {"A"})
+    """Where clients write by what operators have said."""
     independent: set[str] = field(default_factory=set)
-    """Where an operator cleared what was reserved: more than one of them may be written."""
+    """Of these, where an operator had it whatever others do: a failover, or a detach and what was reserved cleared."""
     seen: Counter[str] = field(default_factory=Counter)
     compared: int = 0
 
@@ -230,8 +232,9 @@ class World:
     def write(self, cluster: Cluster) -> None:
         if cluster.reserved:
             return
-        writers = [each.name for each in self.clusters.values() if not each.reserved]
-        assert len(writers) == 1 or self.independent.issuperset(writers[1:]) or len(self.independent) >= 1
+        writers = {each.name for each in self.clusters.values() if not each.reserved}
+        assert writers <= self.leads
+        assert len(writers - self.independent) <= 1, f"two lead: {writers}, {self.independent}"
         for _ in range(self.random.randint(1, 6)):
             self.records += 1
             cluster.log.append(Record(self.records, cluster.epoch))
@@ -426,6 +429,7 @@ class World:
             if not isinstance(cluster.do(body), Accepted):
                 yield from self.detach(leader, follower)
                 return
+            self.leads.discard(follower.name)
             self.independent.discard(follower.name)
             yield
         yield from self.begin_to_follow(leader, follower)
@@ -493,15 +497,20 @@ class World:
             open_range = cluster.known.open_range
             if open_range is None or open_range.via:
                 return
-            cluster.do(c.AlterNamespace(ResourceType.TOPIC, TOPIC, False))
-            self.independent.add(cluster.name)
-            self.seen["failed over"] += 1
+            cluster.ok(c.AlterNamespace(ResourceType.TOPIC, TOPIC, False))
+            self.leads.add(cluster.name)
+            if ended is not Ended.REVERSED:
+                self.independent.add(cluster.name)
+                self.seen["failed over"] += 1
 
     def reverse(self, leader: Cluster, follower: Cluster) -> Operation:
         """Planned: nothing is written until the follower has all, and leads."""
         if follower.leader != leader.name or leader.leader is not None or leader.reserved:
             return
         leader.ok(c.AlterNamespace(ResourceType.TOPIC, TOPIC, True))
+        self.leads.discard(leader.name)
+        independent = leader.name in self.independent
+        self.independent.discard(leader.name)
         yield
         for _ in range(30):
             if not self.push(follower):
@@ -509,12 +518,15 @@ class World:
             if follower.end == leader.end:
                 break
         if follower.end != leader.end or follower.leader != leader.name:
-            leader.do(c.AlterNamespace(ResourceType.TOPIC, TOPIC, False))
+            leader.ok(c.AlterNamespace(ResourceType.TOPIC, TOPIC, False))
+            self.leads.add(leader.name)
+            self.independent |= {leader.name} if independent else set()
             return
         yield from self.detach(leader, follower, Ended.REVERSED)
         if follower.leader is not None or leader.state.links[leader.link_to(follower)].mappings:
             return
         yield from self.fail_over(follower, Ended.REVERSED)
+        self.independent |= {follower.name} if independent and not follower.reserved else set()
         if not follower.reserved:
             self.seen["reversed"] += 1
         yield from self.attach(follower, leader)

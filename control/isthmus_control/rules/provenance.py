@@ -124,17 +124,17 @@ def _is(table: Mapping[str, TopicHistory] | Mapping[str, TopicOrigins], entry: c
     return known is not None and known.topic_id == entry.topic_id
 
 
-def _writes(state: ControlState, entry: c.PartitionOffset) -> bool:
-    """Whether what goes on in a partition is this cluster's own writing."""
-    goes_on = state.origins_of(entry.topic, entry.topic_id, entry.partition).open_range
-    return goes_on is not None and not goes_on.via
+def _goes_on(state: ControlState, entry: c.PartitionOffset) -> bool:
+    """Whether something goes on in a partition whose history is not open: this cluster writes, or has been told from
+    where it is about to receive."""
+    return state.origins_of(entry.topic, entry.topic_id, entry.partition).open_range is not None
 
 
 def _close_provenance(state: ControlState, offset: int, command: c.Command, body: c.CloseProvenance) -> Result:
     histories = _Histories(state, len(body.partitions))
     for entry in _of_histories(state, body.partitions):
         ranges = histories.ranges(entry.topic, entry.topic_id, entry.partition)
-        if (not ranges or ranges[-1].end_offset is not None) and _writes(state, entry):
+        if (not ranges or ranges[-1].end_offset is not None) and _goes_on(state, entry):
             continue
         require(ranges, Rejection.NOT_FOUND, f"{_at(entry)} has no provenance")
         last = ranges[-1]

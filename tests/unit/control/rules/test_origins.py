@@ -197,6 +197,18 @@ def test_what_the_source_says_is_kept_as_it_is_told() -> None:
     assert log.ranges()[-1] == ("B", T1, 75, None)
 
 
+def test_what_was_told_is_closed_also_if_its_history_was_never_opened() -> None:
+    log = Log()
+    log.ok(told(0, wrote(T1, 0, None)))
+    log.ok(c.OpenProvenance("ab", place(0)))
+    log.ok(c.CloseProvenance(place(0)))
+    log.ok(c.TruncateProvenance(place(0)))
+    assert log.state.histories["t"].partitions[0] == ()
+    log.ok(told(0, wrote(T1, 0, None)))
+    log.ok(c.CloseProvenance(place(9), Ended.FAILED_OVER))
+    assert log.ranges() == [("A", T1, 0, 9)]
+
+
 def test_terms_in_which_nothing_was_written_are_kept() -> None:
     log = Log()
     log.ok(told(0, wrote(T1, 0, None)))
