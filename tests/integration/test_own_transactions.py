@@ -13,7 +13,11 @@ from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import KafkaCluster
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.brokers,
+    pytest.mark.timeout(240),
+    pytest.mark.one_in_ci("stories", of="a cluster's own transactions"),
+]
 
 ENDING = "TRANSACTIONS_ENDING"
 IN_TIME_S = 10.0

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -18,6 +19,9 @@ from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.salvage import read_salvage
 
 pytestmark = pytest.mark.brokers
+
+KILLS_MAX: Final = 5
+"""Of a replay, until one comes in the middle."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,7 @@ def test_what_was_cut_is_replayed_once_by_a_command_that_was_killed(link: Linked
     link.a.produce(source, [b"the source's"])
     link.wait_end(target, 1)
     rogue = link.b.producer(direct=True, compression_type="lz4")
-    for number in range(5_000):
+    for number in range(20_000):
         value, time_ms = b"%06d" % number * 150, 1 + time.time_ns() // 10**6
         rogue.produce(target, value, b"%d" % number, 0, timestamp=time_ms, headers={"n": b"\xff"})
         rogue.poll(0)
@@ -107,18 +111,21 @@ def test_what_was_cut_is_replayed_once_by_a_command_that_was_killed(link: Linked
     told = truncated(link, target)
     (cut,) = (each for each in told["partitions"] if each["messages_truncated"])
 
-    rescued = unique("rescued-")
-    link.a.create_topic(rescued)
-    command = ["salvage", "replay", cut["salvage_file"], "--topic", rescued, "--bootstrap-server", link.a.bootstrap]
     records = cut["messages_truncated"]
-    would = json.loads(run([*command, "--dry-run", "-o", "json"], 30).stdout)
-    assert (would["records"], would["replayed"]) == (records, 0)
-    assert link.a.end(rescued) == 0
-    with (tmp_path / "output").open("wb") as output:
-        process = start(command, output)
-    until("it has begun", lambda: link.a.end(rescued), interval_s=0.001)
-    process.kill()
-    process.wait(10)
+    for _ in range(KILLS_MAX):
+        rescued = unique("rescued-")
+        link.a.create_topic(rescued)
+        command = ["salvage", "replay", cut["salvage_file"], "--topic", rescued, "--bootstrap-server", link.a.bootstrap]
+        would = json.loads(run([*command, "--dry-run", "-o", "json"], 30).stdout)
+        assert (would["records"], would["replayed"]) == (records, 0)
+        assert link.a.end(rescued) == 0
+        with (tmp_path / "output").open("wb") as output:
+            process = start(command, output)
+        until("it has begun", lambda topic=rescued: link.a.end(topic), interval_s=0.001)
+        process.kill()
+        process.wait(10)
+        if link.a.end(rescued) < records:  # else it had produced all of it, on a machine that looked too late
+            break
     assert 0 < link.a.end(rescued) < records
 
     done = json.loads(run([*command, "-o", "json"], 30).stdout)
@@ -129,4 +136,4 @@ def test_what_was_cut_is_replayed_once_by_a_command_that_was_killed(link: Linked
     assert link.a.end(rescued) == records
     files = json.loads(run(["salvage", "list", str(Path(cut["salvage_file"]).parent), "-o", "json"], 30).stdout)
     (listed,) = (each for each in files if each["file"] == Path(cut["salvage_file"]).name)
-    assert [(each["topic"], each["acked"]) for each in listed["replays"]] == [(rescued, records)]
+    assert (rescued, records) in [(each["topic"], each["acked"]) for each in listed["replays"]]

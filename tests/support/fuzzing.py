@@ -25,7 +25,7 @@ from isthmus_bench.children import resident_bytes
 from isthmus_bench.proxies import ProxyProcess
 from support.mutations import Sent
 
-SECONDS: Final = float(os.environ.get("ISTHMUS_FUZZ_S", "20"))
+SECONDS: Final = float(os.environ.get("ISTHMUS_FUZZ_S", "60"))
 """For how long, all listeners together."""
 SEED: Final = int(os.environ.get("ISTHMUS_FUZZ_SEED", "1"))
 MIB: Final = 1 << 20
