@@ -13,11 +13,7 @@ from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import KafkaCluster
 
-pytestmark = [
-    pytest.mark.brokers,
-    pytest.mark.timeout(240),
-    pytest.mark.one_in_ci("stories", of="a cluster's own transactions"),
-]
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
 ENDING = "TRANSACTIONS_ENDING"
 IN_TIME_S = 10.0
@@ -101,6 +97,7 @@ def test_what_is_open_where_a_cluster_led_ends_before_its_topic_is_cut_and_follo
         assert len(link.b.read_decided(elsewhere)) == 2
 
 
+@pytest.mark.suite("stories")
 def test_a_topic_is_frozen_when_what_was_decided_is_carried_out_and_others_end_meanwhile(kafka: KafkaCluster) -> None:
     """The coordinator was answered that the marker is too large: it asks again when it is loaded anew, and not before.
 
