@@ -79,7 +79,7 @@ class LeaderOrigins:
         await self._recorded(self._terms, _Begun(topic, topic_id, partition, TermStart(log[1], stream.leader_epoch)))
         known = self._context.control.state.origins_of(topic, topic_id, partition).ranges
         last = next((each.epochs[-1].epoch for each in reversed(known) if each.epochs), NO_EPOCH)
-        if last != stream.leader_epoch and log[0] < log[1]:
+        if last != stream.leader_epoch:
             seen = await self._epochs_of(stream, log, last)
             await self._record_epochs(_Seen(topic, topic_id, partition, seen, log, stream.leader_epoch))
         stream.tells_origins = True
