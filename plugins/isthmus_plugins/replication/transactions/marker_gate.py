@@ -82,9 +82,7 @@ class MarkerGate:
         self._insist = insist
         self._on_wait = on_wait
         self._tasks = Tasks("marker-gate", context.supervision)
-        self._order = MarkerOrder[Decision](
-            self._floor, self._recall_once_loaded, self._may_go_unknown, self._give_up
-        )
+        self._order = MarkerOrder[Decision](self._floor, self._recall_once_loaded, self._may_go_unknown, self._give_up)
         self._active = False
         self._load_until = 0.0
         """So long the transaction log may take to be read, from when it was not any more."""

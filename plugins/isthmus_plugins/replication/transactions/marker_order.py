@@ -92,8 +92,8 @@ class MarkerOrder(Generic[D]):
         """``floor(partition)``: the floor; None: no marker waits. ``recall(partition, producer id, epoch)``: name what
         was decided before this proxy pushed the partition (:meth:`decided`), and have the last decision from before
         this process sent; whether there is one that was not yet. ``may_go_unknown(stream, producer id, offset, below
-        the floor)``: whether a marker may go of whose decision nothing is known. ``give_up(partition)``: have one leave of
-        which more is to be remembered than can be; whether nothing says any more that it is In-Sync."""
+        the floor)``: whether a marker may go of whose decision nothing is known. ``give_up(partition)``: have one leave
+        of which more is to be remembered than can be; whether nothing says any more that it is In-Sync."""
         self._floor = floor
         self._recall = recall
         self._may_go_unknown = may_go_unknown
