@@ -120,9 +120,7 @@ def going_on(record: FollowerTopic, partitions: int, existing: TopicInfo | None)
     return existing
 
 
-def not_opened(
-    record: FollowerTopic, history: TopicHistory | None, cluster_id: str, partitions: int
-) -> list[int]:
+def not_opened(record: FollowerTopic, history: TopicHistory | None, cluster_id: str, partitions: int) -> list[int]:
     """Partitions of a topic that follows whose provenance is not open, or of another source than its one.
 
     ``cluster_id``: the source's.

@@ -492,9 +492,7 @@ class FollowerTopics(Part):
 
     # ---- detaching ----
 
-    async def detached(
-        self, link_name: str, mapping: NamespaceMapping, ended: Ended = Ended.DETACHED
-    ) -> None:
+    async def detached(self, link_name: str, mapping: NamespaceMapping, ended: Ended = Ended.DETACHED) -> None:
         """Record where the topics of a mapping that is detached stopped to follow. Their streams have ended.
 
         Raises BrokerUnavailable if that is not known of all of them.
@@ -518,10 +516,10 @@ class FollowerTopics(Part):
         ids: dict[TopicPartition, str] = {}
         state = self._context.control.state
         for record, existing in stopped:
-            topic = record.topic, topic_plans.id_of(existing)
+            topic_id = topic_plans.id_of(existing)
             for partition in range(len(existing.partitions)):
-                if histories.is_received(state, topic, partition):
-                    ids[record.topic, partition] = topic[1]
+                if histories.is_received(state, (record.topic, topic_id), partition):
+                    ids[record.topic, partition] = topic_id
         ends = await self._idle_ends(ids.keys())
         await self._close([(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends], ended)
         if missing := ids.keys() - dict(ends).keys():
@@ -534,7 +532,9 @@ class FollowerTopics(Part):
     ) -> None:
         """Before a topic follows: end what this cluster wrote there itself, and what it received from elsewhere.
 
-        ``ends``: of its partitions' logs, since nobody writes any more. Raises BrokerUnavailable, KafkaRefused, Refusal.
+        ``ends``: of its partitions' logs, since nobody writes any more.
+
+        Raises BrokerUnavailable, KafkaRefused, Refusal.
         """
         topic = existing.name, topic_plans.id_of(existing)
         state, source = self._context.control.state, (self._source_of(link_name), source_topic_id)

@@ -119,9 +119,7 @@ class OwnLogs:
         epoch, ends = await self._context.cluster.epoch_end(*place, begun.start.epoch)
         ends = min(ends, end)
         while epoch != NO_EPOCH:
-            before, begins = (
-                await self._context.cluster.epoch_end(*place, epoch - 1) if epoch else (NO_EPOCH, NO_EPOCH)
-            )
+            before, begins = await self._context.cluster.epoch_end(*place, epoch - 1) if epoch else (NO_EPOCH, NO_EPOCH)
             begins = max(start, begins) if before != NO_EPOCH else start
             if begins < ends:
                 found.append(EpochSeen(epoch, begins, ends))
