@@ -56,6 +56,8 @@ class Ended(StrEnum):
     PROMOTED = "promoted"
     FAILED_OVER = "failed-over"
     REVERSED = "reversed"
+    SOURCE_GONE = "source-gone"
+    """The source has no such topic any more, and an operator had it followed no more."""
     FOLLOWS = "follows"
     """This cluster wrote, and follows another one from here on."""
     SOURCE_CHANGED = "source-changed"

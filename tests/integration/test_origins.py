@@ -60,3 +60,19 @@ def test_both_sides_say_who_wrote_what(kafka_cluster: Clusters) -> None:
         assert "before terms" in shown.stdout
         assert term[2] in shown.stdout
         assert "assumed" not in shown.stdout
+
+        # What was followed ends as it did, and a term of B's own begins there, before anybody has written.
+        second_source, second = unique("from-") + ".t", unique("to-") + ".t"
+        pair.attach(second_source[:-1], second[:-1])
+        pair.a.create_topic(second_source, replicas=3)
+        pair.a.produce(second_source, [b"x"] * 3)
+        pair.wait_end(second, 3)
+        agreed(pair, second_source, second)
+        pair.b.proxy.cli("link", "promote", pair.name, "--local", pair.remote)
+        pair.b.proxy.cli("link", "failover", pair.name, "--local", second[:-1], "--yes")
+        for topic, end, ended in ((target, 15, "promoted"), (second, 3, "failed-over")):
+            followed, own = origins(pair.b, topic)[-2:]
+            assert (followed["cluster_id"], followed["end_offset"], followed["ended"]) == (a.cluster_id, end, ended)
+            assert (own["cluster_id"], own["start_offset"], own["end_offset"]) == (b.cluster_id, end, None)
+            assert own["term"]
+            assert pair.b.produce(topic, [b"here now"]) == [end]

@@ -54,11 +54,12 @@ class _Edits:
                 return edited[1][partition]
         return self._state.origins_of(topic, topic_id, partition)
 
-    def set(self, topic: str, topic_id: str, partition: int, ranges: Ranges) -> None:
+    def set(self, topic: str, topic_id: str, partition: int, ranges: Ranges, *, at_offset: int | None = None) -> None:
+        """``at_offset``: where it says the same as it did at that offset of the log, and nothing new."""
         if self.known(topic, topic_id, partition).ranges == ranges:
             return
         edited = self._edited.setdefault(topic, (topic_id, {}))
-        edited[1][partition] = PartitionOrigins(ranges, self._offset)
+        edited[1][partition] = PartitionOrigins(ranges, self._offset if at_offset is None else at_offset)
         self._touched.setdefault(topic, set()).add(partition)
 
     def result(self, before: Result | None = None) -> Result:
@@ -235,7 +236,7 @@ def _drop_epochs(state: ControlState, offset: int, command: c.Command, body: c.D
         for partition, below in topic.offsets.items():
             known = edits.known(topic.topic, topic.topic_id, partition)
             ranges = without_epochs_below(known.ranges, below)
-            edits.set(topic.topic, topic.topic_id, partition, ranges)
+            edits.set(topic.topic, topic.topic_id, partition, ranges, at_offset=known.at_offset)
     return edits.result()
 
 
@@ -245,7 +246,7 @@ def _forget_histories(state: ControlState, offset: int, command: c.Command, body
     for gone in body.topics:
         record = state.follower_topics.get(gone.topic)
         require(
-            record is None or record.topic_id != gone.topic_id,
+            record is None or record.topic_id != gone.topic_id or record.state is TopicState.DETACHED,
             Rejection.CONFLICT,
             f"topic {gone.topic!r} belongs to link {record.link if record is not None else ''!r}",
         )

@@ -34,6 +34,7 @@ from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
 from isthmus_plugins.replication.leader.deleted_topics import DeletedTopics
+from isthmus_plugins.replication.leader.history_upkeep import HistoryUpkeep
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question, by_methods
@@ -75,6 +76,7 @@ class Parts:
     follower_topics: FollowerTopics
     source_deletions: SourceDeletions
     deleted_topics: DeletedTopics
+    history_upkeep: HistoryUpkeep
     digests: Verification
     link_verification: LinkVerification
     common_log: CommonLog
@@ -139,6 +141,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     own_transactions = OwnTransactions(context)
     follower_topics = FollowerTopics(context, replicas, own_transactions)
     source_deletions = SourceDeletions(context, peers, follower_topics)
+    deleted_topics = DeletedTopics(context)
     traffic = Traffic()
     follower_end = FollowerEnd(context, traffic)
     store = TransactionStore(context, follower_end.decided)
@@ -200,7 +203,8 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         own_transactions=own_transactions,
         follower_topics=follower_topics,
         source_deletions=source_deletions,
-        deleted_topics=DeletedTopics(context),
+        deleted_topics=deleted_topics,
+        history_upkeep=HistoryUpkeep(context, deleted_topics),
         digests=digests,
         link_verification=link_verification,
         common_log=common_log,

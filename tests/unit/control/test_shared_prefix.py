@@ -175,6 +175,9 @@ def test_epochs_below_both_log_starts_may_be_dropped() -> None:
     assert without_epochs_below(kept, 60)[0].epochs == ((2, 60),)
     a, b = log("A", 120, *ranges, start=50), log("B", 90, *kept, start=50)
     assert shared(a, b) == 90
+    # Another replica leads, which has kept more of the log: what was dropped is unknown, not absent.
+    lower = shared(replace(a, log_start=30), replace(b, log_start=0))
+    assert "B has not recorded in which leader epochs [30, 40) are" in str(lower)
 
 
 # --- what is not known of epochs

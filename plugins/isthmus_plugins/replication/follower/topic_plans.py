@@ -120,10 +120,19 @@ def going_on(record: FollowerTopic, partitions: int, existing: TopicInfo | None)
     return existing
 
 
-def not_opened(record: FollowerTopic, history: TopicHistory | None, partitions: int) -> list[int]:
-    """Partitions of a topic that follows whose provenance is not open."""
-    known = history is not None and history.topic_id == record.topic_id
-    return [each for each in range(partitions) if history is None or not known or history.open_range(each) is None]
+def not_opened(record: FollowerTopic, history: TopicHistory | None, cluster_id: str, partitions: int) -> list[int]:
+    """Partitions of a topic that follows whose provenance is not open, or of another source than its one.
+
+    ``cluster_id``: the source's.
+    """
+    if history is None or history.topic_id != record.topic_id:
+        return list(range(partitions))
+    source = cluster_id, record.source_topic_id
+    return [
+        each
+        for each in range(partitions)
+        if (found := history.open_range(each)) is None or (found.source_cluster_id, found.source_topic_id) != source
+    ]
 
 
 # ---- a topic that is there and does not follow ----

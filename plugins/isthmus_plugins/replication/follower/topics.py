@@ -14,15 +14,15 @@ from weakref import WeakValueDictionary
 
 from isthmus_control.commands import (
     Body,
-    CloseProvenance,
     FollowedTopic,
     ForgetFollowerTopic,
     NoteSourceLog,
     OpenProvenance,
     PartitionOffset,
     SetFollowerTopic,
+    TermStart,
 )
-from isthmus_control.levels import SOURCE_DELETIONS
+from isthmus_control.levels import ORIGINS, SOURCE_DELETIONS
 from isthmus_control.model import (
     FollowerTopic,
     NamespaceMapping,
@@ -32,6 +32,7 @@ from isthmus_control.model import (
     Role,
     TopicState,
 )
+from isthmus_control.origins import Ended
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
@@ -43,12 +44,13 @@ from isthmus_plugins.replication.follower.own_transactions import OwnTransaction
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
-from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link import calls, histories, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link.own_logs import Begun, OwnLogs
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
-from isthmus_plugins.tasks import some_at_once
+from isthmus_plugins.tasks import Tasks, some_at_once
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -96,6 +98,8 @@ class FollowerTopics(Part):
         self._context = context
         self._replicas = replicas
         self._own_transactions = own_transactions
+        self._tasks = Tasks("follower-topics", context.supervision)
+        self._own_logs = OwnLogs(context, self._tasks)
         self._preparing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """By link and topic of the source."""
         self._led: dict[str, frozenset[str]] = {}
@@ -111,6 +115,9 @@ class FollowerTopics(Part):
         self._holds_new: dict[LinkConnection, float] = {}
         """The same of topics to come."""
         self.settings = FollowerSettings(context)
+
+    async def stop(self) -> None:
+        await self._tasks.close()
 
     # ---- the leader end's call ----
 
@@ -373,9 +380,11 @@ class FollowerTopics(Part):
         if there < partitions:
             await self._context.cluster.create_partitions(record.topic, partitions)
         # A proxy that was killed in the middle may have left partitions whose provenance was never opened.
-        history = self._context.control.state.histories.get(record.topic)
-        if unopened := topic_plans.not_opened(record, history, partitions):
+        history, cluster_id = self._context.control.state.histories.get(record.topic), self._source_of(record.link)
+        if unopened := topic_plans.not_opened(record, history, cluster_id, partitions):
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
+            old = {partition: end for partition, end in ends.items() if partition < there}
+            await self._close_before(record.link, record.source_topic_id, existing, old)
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
         return there < partitions or found is not seen
 
@@ -457,6 +466,7 @@ class FollowerTopics(Part):
         if without := next((error for name, error in refused.items() if name in topic_settings.OVERRIDES), None):
             raise without
         self.settings.has_without(local, refused)
+        await self._close_before(link_name, wanted.topic_id, existing, ends)
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
 
@@ -482,38 +492,81 @@ class FollowerTopics(Part):
 
     # ---- detaching ----
 
-    async def detached(self, link_name: str, mapping: NamespaceMapping) -> None:
+    async def detached(self, link_name: str, mapping: NamespaceMapping, ended: Ended = Ended.DETACHED) -> None:
         """Record where the topics of a mapping that is detached stopped to follow. Their streams have ended.
 
         Raises BrokerUnavailable if that is not known of all of them.
         """
         topics = await self._context.cluster.topics()
-        await self.close_provenance(
+        records = self._context.control.state.follower_topics.values()
+        stopped = (
             (record, topics[record.topic])
-            for record in self._context.control.state.follower_topics.values()
+            for record in records
             if record.link == link_name and mapping.remote_name(record.topic) is not None and record.topic in topics
         )
+        await self.close_provenance(stopped, ended)
 
-    async def close_provenance(self, stopped: Iterable[tuple[FollowerTopic, TopicInfo]]) -> None:
-        """Record where topics stopped to follow. Their streams have ended.
+    async def close_provenance(
+        self, stopped: Iterable[tuple[FollowerTopic, TopicInfo]], ended: Ended = Ended.DETACHED
+    ) -> None:
+        """Record where topics stopped to follow, and how that ended. Their streams have ended.
 
         Raises BrokerUnavailable if that is not known of all of them.
         """
         ids: dict[TopicPartition, str] = {}
+        state = self._context.control.state
         for record, existing in stopped:
-            history = self._context.control.state.histories.get(record.topic)
-            if history is not None and history.topic_id == topic_plans.id_of(existing):
-                for partition in history.partitions:
-                    if history.open_range(partition) is not None:
-                        ids[record.topic, partition] = history.topic_id
+            topic_id = topic_plans.id_of(existing)
+            for partition in range(len(existing.partitions)):
+                if histories.is_received(state, (record.topic, topic_id), partition):
+                    ids[record.topic, partition] = topic_id
         ends = await self._idle_ends(ids.keys())
-        closed = [PartitionOffset(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends]
-        for first in range(0, len(closed), CLOSED_AT_ONCE):
-            await self._append(CloseProvenance(tuple(closed[first : first + CLOSED_AT_ONCE])))
+        await self._close([(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends], ended)
         if missing := ids.keys() - dict(ends).keys():
             topic, partition = min(missing)
             more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise BrokerUnavailable(f"the log ends of {topic}-{partition}{more} cannot be read, or still move")
+
+    async def _close_before(
+        self, link_name: str, source_topic_id: str, existing: TopicInfo, ends: Mapping[int, int]
+    ) -> None:
+        """Before a topic follows: end what this cluster wrote there itself, and what it received from elsewhere.
+
+        ``ends``: of its partitions' logs, since nobody writes any more.
+
+        Raises BrokerUnavailable, KafkaRefused, Refusal.
+        """
+        topic = existing.name, topic_plans.id_of(existing)
+        state, source = self._context.control.state, (self._source_of(link_name), source_topic_id)
+        written = [each for each in ends if histories.is_written(state, topic, each)]
+        await some_at_once(AT_ONCE, lambda each: self._epochs_recorded(existing, each, ends[each]), written)
+        received = histories.received_from_others(state, topic, ends, source)
+        for partitions, ended in ((received, Ended.DETACHED), (written, Ended.FOLLOWS)):
+            await self._close([(*topic, each, ends[each]) for each in partitions], ended)
+
+    def _source_of(self, link_name: str) -> str:
+        """The other cluster of a link. Raises Refusal where there is no such link any more."""
+        link = self._context.control.state.links.get(link_name)
+        if link is None:
+            raise Refusal(reasons.NOT_FOLLOWING, f"there is no link {link_name} any more")
+        return link.remote_cluster_id
+
+    async def _epochs_recorded(self, existing: TopicInfo, partition: int, end: int) -> None:
+        """Have in the control log what this cluster wrote to a partition, up to its end."""
+        start = TermStart(end, existing.partitions[partition].leader_epoch)
+        begun = Begun(existing.name, topic_plans.id_of(existing), partition, start)
+        await self._own_logs.record_written(begun, await self._context.cluster.log_start(existing.name, partition))
+
+    async def _close(self, ends: Sequence[tuple[str, str, int, int]], ended: Ended) -> None:
+        """Close what goes on in partitions at these ends of their logs: (topic, topic id, partition, end)."""
+        if self._context.control.state.level < ORIGINS:
+            ended = Ended.DETACHED
+        for first in range(0, len(ends), CLOSED_AT_ONCE):
+            some: dict[histories.Topic, dict[int, int]] = {}
+            for topic, topic_id, partition, end in ends[first : first + CLOSED_AT_ONCE]:
+                some.setdefault((topic, topic_id), {})[partition] = end
+            for body in histories.to_close(self._context.control.state, some, ended):
+                await self._append(body)
 
     async def _idle_ends(self, places: Collection[TopicPartition]) -> list[tuple[TopicPartition, int]]:
         """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends.

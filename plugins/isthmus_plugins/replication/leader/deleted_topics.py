@@ -51,7 +51,18 @@ class DeletedTopics(Part):
 
         Raises LinkRejected.
         """
-        ids = {topic_id: uuid.UUID(topic_id).bytes for topic_id in question.topic_ids}
+        deleted = await self.certain(question.topic_ids)
+        # As they are now: who deletes a topic that it detached before has a proxy with a lease know of that.
+        self._check_led(connection.link_name, question.prefix)
+        anchor = self._context.control.anchors.own()
+        return calls.DeletedTopicsAnswer(tuple(sorted(deleted)), "" if anchor is None else anchor.log)
+
+    async def certain(self, topic_ids: Collection[str]) -> set[str]:
+        """Those of these topics that were deleted for certain, when they are asked for again and again.
+
+        Raises LinkRejected.
+        """
+        ids = {topic_id: uuid.UUID(topic_id).bytes for topic_id in topic_ids}
         looked_at = self._context.clock.monotonic()
         try:
             check_lease(self._context)
@@ -62,11 +73,7 @@ class DeletedTopics(Part):
         gone = {name for name, topic_id in ids.items() if topic_id in unknown}
         self._note(ids.keys() - gone, gone, looked_at)
         made_anew, lease_s = self._made_anew(gone), self._lease_s()
-        deleted = {name for name in gone - made_anew if looked_at - self._gone[name].since > lease_s}
-        # As they are now: who deletes a topic that it detached before has a proxy with a lease know of that.
-        self._check_led(connection.link_name, question.prefix)
-        anchor = self._context.control.anchors.own()
-        return calls.DeletedTopicsAnswer(tuple(sorted(deleted)), "" if anchor is None else anchor.log)
+        return {name for name in gone - made_anew if looked_at - self._gone[name].since > lease_s}
 
     def _check_led(self, link_name: str, prefix: str) -> None:
         """Raise LinkRejected where this cluster does not lead these topics over the link."""

@@ -23,7 +23,7 @@ The last two are what :func:`~isthmus_control.shared_prefix.shared_prefix` relie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -39,6 +39,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.commands import TruncateProvenance as Truncate
 from isthmus_control.control_state import ControlState
+from isthmus_control.model import ProvenanceRange
 from isthmus_control.origins import (
     NO_TERM,
     Ended,
@@ -282,6 +283,40 @@ def _plain(ranges: Sequence[OriginRange]) -> list[OriginRange]:
 # --- both sides
 
 
+def is_received(state: ControlState, topic: Topic, partition: int) -> bool:
+    """Whether a partition follows, as recorded: that was not closed yet."""
+    goes_on = state.origins_of(*topic, partition).open_range
+    return _followed(state, topic, partition) is not None or (goes_on is not None and bool(goes_on.via))
+
+
+def is_written(state: ControlState, topic: Topic, partition: int) -> bool:
+    """Whether this cluster writes a partition, as recorded: that was not closed yet."""
+    goes_on = state.origins_of(*topic, partition).open_range
+    return goes_on is not None and not goes_on.via
+
+
+def received_from_others(
+    state: ControlState, topic: Topic, partitions: Iterable[int], source: tuple[str, str]
+) -> list[int]:
+    """Partitions that follow, as recorded, and not ``source``: (cluster id, topic id)."""
+    found = []
+    for partition in partitions:
+        followed, goes_on = _followed(state, topic, partition), state.origins_of(*topic, partition).open_range
+        if followed is not None:
+            is_other = (followed.source_cluster_id, followed.source_topic_id) != source
+        else:
+            is_other = goes_on is not None and goes_on.via not in ("", source[0])
+        if is_other:
+            found.append(partition)
+    return found
+
+
+def _followed(state: ControlState, topic: Topic, partition: int) -> ProvenanceRange | None:
+    """The direct source that a partition goes on to follow, as recorded."""
+    history = state.histories.get(topic[0])
+    return history.open_range(partition) if history is not None and history.topic_id == topic[1] else None
+
+
 def to_close(state: ControlState, ends: Mapping[Topic, Mapping[int, int]], ended: Ended) -> tuple[Body, ...]:
     """What is to be recorded, in this order, where nothing is written or received any more; ``ends``: of the logs.
 
@@ -290,11 +325,10 @@ def to_close(state: ControlState, ends: Mapping[Topic, Mapping[int, int]], ended
     cuts: list[PartitionOffset] = []
     closed: list[PartitionOffset] = []
     for (topic, topic_id), partitions in ends.items():
-        history = state.histories.get(topic)
         for partition, end in partitions.items():
             place = PartitionOffset(topic, topic_id, partition, end)
             goes_on = state.origins_of(topic, topic_id, partition).open_range
-            followed = history.open_range(partition) if history is not None and history.topic_id == topic_id else None
+            followed = _followed(state, (topic, topic_id), partition)
             starts = [each.start_offset for each in followed.epochs[:-1]] if followed is not None else []
             if followed is not None and max((followed.start_offset, *starts)) > end:
                 cuts.append(place)

@@ -19,6 +19,7 @@ from isthmus_control.model import (
     Role,
     contains,
 )
+from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -401,8 +402,10 @@ class Attaching:
                 await self._commands.call(link_name, there)
             await self.detach_here(link, mapping)
 
-    async def detach_here(self, link: Link, mapping: NamespaceMapping, for_peer: bool = False) -> None:
-        """Detach a mapping at this end. ``for_peer``: the other side may attach it again."""
+    async def detach_here(
+        self, link: Link, mapping: NamespaceMapping, for_peer: bool = False, ended: Ended = Ended.DETACHED
+    ) -> None:
+        """Detach a mapping at this end. ``for_peer``: the other side may attach it again. ``ended``: what it is for."""
         topics_follow = mapping.role is Role.FOLLOWER and mapping.type is ResourceType.TOPIC
         if topics_follow:
             await self._follower_end.end_mapping(link.name, mapping)
@@ -411,7 +414,7 @@ class Attaching:
             await self._commands.enforced()
             await self._group_follower.left()
         if topics_follow:
-            await self._ends_recorded(self._follower_topics.detached(link.name, mapping))
+            await self._ends_recorded(self._follower_topics.detached(link.name, mapping, ended))
         if mapping.role is Role.FOLLOWER:
             await self.verification_as_agreed("detached")
         self._leader_end.wake()
@@ -422,9 +425,9 @@ class Attaching:
         except (BrokerUnavailable, KafkaRefused, Refusal) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503) from error
 
-    async def stopped_to_follow(self, topics: Sequence[tuple[FollowerTopic, TopicInfo]]) -> None:
-        """Record where topics stopped to follow, as far as that is not recorded."""
-        await self._ends_recorded(self._follower_topics.close_provenance(topics))
+    async def stopped_to_follow(self, topics: Sequence[tuple[FollowerTopic, TopicInfo]], ended: Ended) -> None:
+        """Record where topics stopped to follow, and how that ended, as far as that is not recorded."""
+        await self._ends_recorded(self._follower_topics.close_provenance(topics, ended))
 
     async def on_detach(self, connection: LinkConnection, question: calls.Detach) -> calls.Done:
         link = self._context.control.state.links.get(connection.link_name)

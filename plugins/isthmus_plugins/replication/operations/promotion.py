@@ -11,7 +11,8 @@ with what
 4. It is decided, which is recorded: from here on it can only go on.
 5. All that is attached still is detached, the source's ends first; topics that were about to be deleted, as the
    source's were, are gone before.
-6. Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
+6. It is recorded where what was followed ends, and that this cluster writes from there on, in a term of its own.
+   Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
    them.
 7. Topics get the source's settings instead of the overrides; one that the brokers refuse keeps nothing from being
    promoted, and shows until somebody sets it (``kept_settings``).
@@ -34,6 +35,7 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
+from isthmus_control import origins
 from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, DecidePromotion, EndPromotion
 from isthmus_control.model import (
     FollowerTopic,
@@ -62,6 +64,7 @@ from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed
 from isthmus_plugins.replication.in_doubt.resolution import Ended, Resolution
 from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.own_logs import begin_terms
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 from isthmus_plugins.replication.operations.commands import Call
 from isthmus_plugins.replication.status.left_out import LeftOutNames
@@ -96,11 +99,11 @@ class Promotions:
         context: PluginContext,
         call: Call,
         append: Callable[[Body], Awaitable[None]],
-        detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
+        detach_here: Callable[[Link, NamespaceMapping, origins.Ended], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
         compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
         ends: Resolution,
-        stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
+        stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]], origins.Ended], Awaitable[None]],
         promoted: Callable[[], Awaitable[None]],
         left_out: LeftOutNames,
         replicas: FollowerReplicas,
@@ -346,7 +349,7 @@ class Promotions:
             for mapping in reversed(attached):  # groups before the topics that their committed offsets are in
                 if not promotion.without_source:
                     await self._call(promotion.link, _detached(mapping))
-                await self._detach_here(link, mapping)
+                await self._detach_here(link, mapping, _how(promotion))
         await self._enforced()  # whoever detached it may have been killed before it had waited for that
         made = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
         await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
@@ -389,8 +392,11 @@ class Promotions:
                 found = (await self._context.cluster.topics()).values()
                 topics = [each for each in found if contains(*promotion.key, each.name) and not each.internal]
                 records = self._context.control.state.follower_topics
-                # What is the source's ends before the markers do, wherever it was killed before.
-                await self._stopped([(records[each.name], each) for each in topics if each.name in records])
+                # What is the source's ends before the markers do, wherever it was killed before: they are this
+                # cluster's, and its term begins with them.
+                followed = [(records[each.name], each) for each in topics if each.name in records]
+                await self._stopped(followed, _how(promotion))
+                await begin_terms(self._context, topics, _how(promotion))
 
                 async def make_own(topic: TopicInfo) -> tuple[Ended, list[str]]:
                     made = await self._ends.end(await self._markers(stored, topic))
@@ -574,6 +580,11 @@ def _other_ends(source: Mapping[TopicPartition, int], here: Mapping[TopicPartiti
 
 def _key(wanted: NamespaceRef) -> NamespaceKey:
     return NamespaceKey(ResourceType(wanted.type), wanted.local)
+
+
+def _how(promotion: Promotion) -> origins.Ended:
+    """How what was followed ends."""
+    return origins.Ended.FAILED_OVER if promotion.without_source else origins.Ended.PROMOTED
 
 
 def _detached(mapping: NamespaceMapping) -> calls.Detach:

@@ -117,7 +117,7 @@ class LinkService(Part):
             context,
             commands.call,
             commands.append,
-            self.attaching.detach_here,
+            lambda link, mapping, ended: self.attaching.detach_here(link, mapping, ended=ended),
             commands.enforced,
             self._compare_groups,
             Resolution(context, store),

@@ -19,6 +19,7 @@ from isthmus_control.commands import (
     ReleaseSourceLosses,
 )
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
+from isthmus_control.origins import Ended
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext, check_lease
@@ -72,7 +73,7 @@ class TopicDecisions:
             )
             if not dry_run:
                 if ours is not None and record.state is TopicState.FOLLOWING:
-                    await self._follower_topics.close_provenance([(record, ours)])
+                    await self._follower_topics.close_provenance([(record, ours)], Ended.SOURCE_GONE)
                 if ours is not None and delete:
                     self._check_unchanged(record)
                     check_lease(self._context)

@@ -335,7 +335,6 @@ def test_a_topic_that_is_gone_is_forgotten() -> None:
     assert change == ProvenanceChanged("led", X, (0,))
     assert set(log.state.origins) == {"t"}
     log.ok(c.DetachNamespace("ab", TOPIC, "t"))
-    log.ok(c.ForgetFollowerTopic("ab", "t"))
     log.ok(c.ForgetHistories((c.GoneTopic("t", X),)))
     assert (log.state.origins, log.state.histories) == ({}, {})
 
@@ -344,8 +343,10 @@ def test_epochs_that_nothing_is_compared_with_any_more_are_dropped() -> None:
     log = Log()
     log.ok(begin(0), id=T1)
     log.ok(epochs((3, 0), (4, 30), (5, 60)))
+    before = log.state.origins_of("led", X, 0).at_offset
     log.ok(c.DropEpochs((c.TopicOffsets("led", X, {0: 45}),)))
     assert log.epochs("led") == [[(4, 30), (5, 60)]]
+    assert log.state.origins_of("led", X, 0).at_offset == before, "nobody has to be told anew"
     assert log.ok(c.DropEpochs((c.TopicOffsets("led", X, {0: 45}), c.TopicOffsets("none", X, {0: 45})))) == ()
 
 

@@ -143,9 +143,15 @@ def test_a_topic_goes_on_with_as_many_partitions_as_its_source_or_fewer(partitio
 def test_provenance_is_opened_where_it_is_not_open_for_this_very_topic() -> None:
     followed, left = came_from(SOURCE, 0, None), came_from(SOURCE, 0, 7)
     known = history([followed], [left], [left, came_from(SOURCE, 7, None)], [])
-    assert not_opened(recorded(), known, 5) == [1, 3, 4]
-    assert not_opened(recorded(), None, 2) == [0, 1]
-    assert not_opened(recorded(topic_id=OTHER_HERE), known, 2) == [0, 1]
+    assert not_opened(recorded(), known, "cluster", 5) == [1, 3, 4]
+    assert not_opened(recorded(), None, "cluster", 2) == [0, 1]
+    assert not_opened(recorded(topic_id=OTHER_HERE), known, "cluster", 2) == [0, 1]
+
+
+def test_provenance_of_another_source_that_nobody_closed_is_not_this_ones() -> None:
+    known = history([came_from(FORMER, 0, None)], [came_from(SOURCE, 0, None)])
+    assert not_opened(recorded(), known, "cluster", 2) == [0]
+    assert not_opened(recorded(), known, "another cluster", 2) == [0, 1]
 
 
 # ---- a topic that is there and does not follow ----

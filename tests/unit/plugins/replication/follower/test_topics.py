@@ -21,15 +21,22 @@ from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import (
     AttachNamespace,
+    BeginTerm,
     Body,
     CloseProvenance,
     DetachNamespace,
     NoteSourceLog,
+    PartitionEpoch,
+    RecordSourceEpochs,
     RecreateFollowerTopic,
     SetFollowerTopic,
+    TermStart,
+    TopicTerms,
 )
-from isthmus_control.levels import SOURCE_DELETIONS
+from isthmus_control.levels import ORIGINS, SOURCE_DELETIONS
 from isthmus_control.model import FollowerTopic, ProvenanceRange, ResourceType, Role, TopicState
+from isthmus_control.origins import Ended
+from isthmus_control.outcome import Accepted
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
@@ -107,10 +114,15 @@ class Scene:
         )
         self.control.apply(body)
 
-    async def detached(self) -> None:
+    def origins(self) -> list[tuple[str, int, int | None, Ended | None]]:
+        """Which clusters wrote partition 0 first: (cluster, from, to, how that ended)."""
+        ranges = self.control.state.origins_of(LOCAL, text(self.found), 0).ranges
+        return [(each.origin.cluster_id, each.start_offset, each.end_offset, each.ended) for each in ranges]
+
+    async def detached(self, ended: Ended = Ended.DETACHED) -> None:
         (mapping,) = self.control.state.links[LINK].mappings
         self.detach()
-        await self.topics.detached(LINK, mapping)
+        await self.topics.detached(LINK, mapping, ended)
 
 
 def on_cluster(work: Callable[[Scene], Awaitable[None]]) -> None:
@@ -948,6 +960,60 @@ def test_an_end_that_is_not_known_is_an_error_that_names_it_and_the_others_are_r
         closed = [each for each in scene.control.commands if isinstance(each, CloseProvenance)]
         await scene.topics.close_provenance([(scene.record, infos[LOCAL])])
         assert [each for each in scene.control.commands if isinstance(each, CloseProvenance)] == closed, "once"
+
+    on_cluster(work)
+
+
+def test_a_log_that_lost_where_epochs_began_is_closed_where_it_ends_now() -> None:
+    """Nothing that is recorded of what is gone stands in the way of a promotion."""
+
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        begun = ((0, 0), (1, 5), (2, 8))
+        epochs = tuple(PartitionEpoch(LOCAL, text(scene.found), 0, *each) for each in begun)
+        assert isinstance(scene.control.apply(RecordSourceEpochs(epochs)), Accepted)
+        scene.found.partitions[0].write_values(*[b"x"] * 3)
+        await scene.detached(Ended.FAILED_OVER)
+        assert scene.provenance() == [(SOURCE_ID, 0, 3)]
+        assert scene.origins() == [("A", 0, 3, Ended.CUT)]
+
+    on_cluster(work)
+
+
+def test_how_it_ended_is_recorded_from_the_level_on_that_knows_it() -> None:
+    for level, ended in ((ORIGINS - 1, None), (ORIGINS, Ended.PROMOTED)):
+
+        async def work(scene: Scene, level: int = level, ended: Ended | None = ended) -> None:
+            scene.control.state = scene.control.state.evolve(level=level)
+            assert (await scene.prepare()).ready
+            scene.found.partitions[0].write_values(b"x")
+            await scene.detached(Ended.PROMOTED)
+            assert scene.provenance() == [(SOURCE_ID, 0, 1)]
+            assert scene.origins() == [("A", 0, 1, ended)]
+
+        on_cluster(work)
+
+
+def test_what_a_killed_proxy_left_open_ends_before_another_source_is_followed() -> None:
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        scene.detach()  # and nobody has recorded where it ended
+        scene.attach()
+        assert (await scene.prepare(wanted(topic_id=ANOTHER_ID))).ready
+        assert scene.provenance() == [(SOURCE_ID, 0, 0), (ANOTHER_ID, 0, None)]
+
+    on_cluster(work)
+
+
+def test_what_this_cluster_wrote_ends_before_it_follows() -> None:
+    async def work(scene: Scene) -> None:
+        topic = scene.cluster.add_topic(LOCAL)
+        begun = BeginTerm((TopicTerms(LOCAL, text(topic), {0: TermStart(0, 0)}),))
+        assert isinstance(scene.control.apply(begun), Accepted)
+        assert (await scene.prepare()).ready
+        assert scene.origins() == [("B", 0, 0, Ended.FOLLOWS)]
+        kinds = [type(each) for each in scene.control.commands]
+        assert kinds.index(CloseProvenance) < kinds.index(SetFollowerTopic)
 
     on_cluster(work)
 

@@ -16,6 +16,7 @@ from support.replicas import LINK, End, Replicas
 
 from isthmus_control.commands import AttachNamespace, Body, DetachNamespace
 from isthmus_control.model import NamespaceKey, ResourceType, Role
+from isthmus_control.origins import Ended
 from isthmus_control.outcome import Outcome
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
@@ -473,7 +474,8 @@ def test_log_ends_that_cannot_be_read_are_told_and_recorded_later() -> None:
         assert state.histories["s-t"].partitions[0][-1].end_offset is None
         cluster.log_ends = log_ends
         topics = await cluster.topics()
-        await scene.end("B").parts.service.attaching.stopped_to_follow([(state.follower_topics["s-t"], topics["s-t"])])
+        stopped = [(state.follower_topics["s-t"], topics["s-t"])]
+        await scene.end("B").parts.service.attaching.stopped_to_follow(stopped, Ended.DETACHED)
         state = scene.replicas.controls["B"].state
         assert state.histories["s-t"].partitions[0][-1].end_offset == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from support.fake_cluster import FakeControl
 from support.plugins import Proxy, Two
 from support.promoting import KEY, Killing, on_following, replaced
 
-from isthmus_control.commands import BeginPromotion, DecidePromotion, DetachNamespace
+from isthmus_control.commands import BeginPromotion, BeginTerm, DecidePromotion, DetachNamespace, TermStart
 from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
+from isthmus_control.origins import Ended
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, PromoteReport
@@ -52,6 +54,46 @@ def test_drained_it_becomes_a_topic_like_the_source_had() -> None:
         assert "message.timestamp.after.max.ms" not in ours  # the target's default is the source's value
         assert two.controls["B"].state.histories["r-t"].partitions[0][-1].end_offset == 3
         assert TRANSACTION_VERIFICATION not in target.cluster_configs
+
+    on_following(work)
+
+
+def origins(two: Two) -> list[tuple[str, bool, int, int | None, Ended | None]]:
+    """Of r-t: (cluster, whether its term is known, from, to, how it ended)."""
+    topic_id = str(uuid.UUID(bytes=two.clusters["B"].found["r-t"].topic_id))
+    ranges = two.controls["B"].state.origins_of("r-t", topic_id, 0).ranges
+    return [
+        (each.origin.cluster_id, bool(each.origin.term), each.start_offset, each.end_offset, each.ended)
+        for each in ranges
+    ]
+
+
+@pytest.mark.parametrize("at", [None, *range(11)])
+def test_where_it_followed_and_writes_is_recorded_before_anybody_writes(at: int | None) -> None:
+    async def work(two: Two) -> None:
+        target = two.clusters["B"].partition("r-t")
+        two.clusters["A"].partition("l-t").write_values(
+            b"open", producer_id=7, producer_epoch=1, base_sequence=0, attributes=0x10
+        )
+        await two.until("copied", lambda: target.end == 4)
+        control = two.controls["B"]
+        if at is None:
+            await promote(two.b)
+        else:
+            killing = Killing(two, at)
+            with suppress(OperationError):
+                await promote(two.b)
+            begun = bool(control.state.promotions)
+            await replaced(two, killing)
+            if not begun and not promoted(two):
+                assert origins(two)[-1] == ("A", True, 3, None, None), "it follows on"
+                return
+            await two.until("promoted", lambda: promoted(two))
+        assert target.end == 5, "a marker of this cluster"
+        followed, own = ("A", True, 3, 4, Ended.PROMOTED), ("B", True, 4, None, None)
+        assert origins(two)[-2:] == [followed, own]
+        (term,) = [each for each in control.commands if isinstance(each, BeginTerm)]
+        assert term.topics[0].starts == {0: TermStart(4, target.leader_epoch)}
 
     on_following(work)
 
