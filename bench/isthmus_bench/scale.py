@@ -7,7 +7,8 @@ can be read. Then:
 
 1. a namespace that holds them is attached: the time until all partitions follow, as the source's proxy says;
 2. both sides are verified;
-3. topics are created at the source, one after the other, with a record: the time until the target has that.
+3. topics are created at the source, one after the other, with a record: the time until the target has that;
+4. the source's brokers are restarted, one after the other (``rolling_restart``).
 
 CPU is that of both proxies together. What each topic takes at the largest size against the smallest says whether it
 grows with their number. Brokers run on the same machine, and take most of it while topics are made.
@@ -30,12 +31,15 @@ from typing import Any, Final
 import httpx
 
 from isthmus.kafka.client import LATEST, ClusterClient, NewTopic, ResourceType, TopicPartition
+from isthmus_bench import rolling_restart
 from isthmus_bench.children import cpu_seconds, resident_bytes
 from isthmus_bench.command import python_build
 from isthmus_bench.java_topics import JavaTopics
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 from isthmus_bench.load import batch
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
+from isthmus_bench.rolling_restart import RollingRestart
+from isthmus_control.levels import KNOWN_LEVEL
 
 Say = Callable[[str], None]
 
@@ -106,6 +110,11 @@ class Figure:
     new_topic_max_s: float
     resident_mb: float
     """Of both proxies."""
+    restart_cpu_s: float
+    """While all brokers of the source were restarted, one after the other."""
+    restart_source_bytes: int
+    """That the control logs grew by meanwhile."""
+    restart_target_bytes: int
 
     @property
     def attach_ratio(self) -> float:
@@ -198,7 +207,19 @@ class _Scale:
         ]
         a, b = self._proxies
         self._http = stack.enter_context(httpx.Client(base_url=a.url, timeout=API_TIMEOUT_S, trust_env=False))
+        for proxy in self._proxies:
+            self._raise_level(proxy)
         a.cli("link", "create", LINK, "--remote", b.link_address)
+        b.cli("link", "grant", LINK, "--may", "lead:", "--broker-settings")
+
+    @staticmethod
+    def _raise_level(proxy: ProxyProcess) -> None:
+        """Have a control log hold all that proxies know: what costs most. Raises ProxyFailed."""
+        deadline = time.monotonic() + API_TIMEOUT_S
+        while proxy.cli("control", "upgrade")["after"] < KNOWN_LEVEL:
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"the control log's level is not raised:\n{proxy.log[-1500:]}")
+            time.sleep(LOOK_S)
 
     def _cluster(self, stack: ExitStack, name: str) -> KafkaCluster:
         replicas = min(3, self._plan.brokers)
@@ -232,6 +253,9 @@ class _Scale:
         verified_s, verify_cpu_s = self._timed(self._verify)
         self._say(f"{size} topics: verified in {verified_s:.1f} s")
         new = asyncio.run(self._new_topics())
+        resident_mb = sum(resident_bytes(proxy.pid) for proxy in self._proxies) / 1e6
+        restart = asyncio.run(self._restart(size))
+        self._say(f"{size} topics: brokers restarted")
         return Figure(
             size,
             size * self._plan.partitions,
@@ -243,7 +267,10 @@ class _Scale:
             verify_cpu_s,
             statistics.median(new),
             max(new),
-            sum(resident_bytes(proxy.pid) for proxy in self._proxies) / 1e6,
+            resident_mb,
+            restart.cpu_s,
+            restart.source_bytes,
+            restart.target_bytes,
         )
 
     def _warm_up(self) -> Mapping[str, str]:
@@ -261,7 +288,7 @@ class _Scale:
 
     async def _until_usable(self, kafka: KafkaCluster, prefix: str, size: int) -> None:
         """Wait until the leaders of topics say where their logs end. Raises ProxyFailed."""
-        places = [TopicPartition(f"{prefix}{n}", p) for n in range(size) for p in range(self._plan.partitions)]
+        places = self._places(prefix, size)
         async with ClusterClient(kafka.bootstrap_servers.split(",")) as client:
             await self._until(client, places, 0, FOLLOW_TIMEOUT_S)
 
@@ -351,6 +378,20 @@ class _Scale:
             if time.monotonic() > deadline:
                 raise ProxyFailed(f"{places[0].topic} and others do not end at {end}:\n{self._log()}")
             await asyncio.sleep(NEW_TOPIC_LOOK_S)
+
+    async def _restart(self, size: int) -> RollingRestart:
+        """Have the source's brokers restarted, one after the other."""
+
+        async def until(client: ClusterClient, places: Sequence[TopicPartition], end: int) -> None:
+            await self._until(client, places, end, FOLLOW_TIMEOUT_S)
+
+        pids = [proxy.pid for proxy in self._proxies]
+        return await rolling_restart.measure(
+            self._a, self._b, pids, self._places(TOPICS, size), until, FOLLOW_TIMEOUT_S
+        )
+
+    def _places(self, prefix: str, size: int) -> list[TopicPartition]:
+        return [TopicPartition(f"{prefix}{n}", p) for n in range(size) for p in range(self._plan.partitions)]
 
     def _log(self) -> str:
         return "\n".join(proxy.log[-1500:] for proxy in self._proxies)

@@ -107,6 +107,20 @@ def tables(report: Report) -> Iterator[Table]:
         for each in report.figures
     ]
     yield "A topic", heads, rows
+    heads = ["topics", "partitions", "CPU s", "source's log KB", "target's log KB", "CPU ms, bytes a partition"]
+    rows = [
+        [
+            str(each.topics),
+            str(each.partitions),
+            number(each.restart_cpu_s, 1),
+            number(each.restart_source_bytes / 1000, 0),
+            number(each.restart_target_bytes / 1000, 0),
+            f"{number(each.restart_cpu_s * 1000 / each.partitions, 2)}, "
+            + number((each.restart_source_bytes + each.restart_target_bytes) / each.partitions, 0),
+        ]
+        for each in report.figures
+    ]
+    yield "A rolling restart of the source's brokers", heads, rows
     heads = ["target", "limit", "measured", "met"]
     rows = [
         [

@@ -808,6 +808,20 @@ class RecordOrigins(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordOriginEpochs(Body):
+    """Later leader epochs of the origins that partitions go on to receive over a link, recorded before their appends.
+
+    The same as :class:`RecordOrigins` in a sixth of its bytes, where nothing else is new: at a rolling restart of the
+    source's brokers that is so of all its partitions.
+    """
+
+    KIND: ClassVar[str] = "record-origin-epochs"
+    SINCE: ClassVar[int] = ORIGINS
+    link: str
+    topics: tuple[TopicEpochs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicOffsets:
     """Offsets of a local topic, by partition."""
 
@@ -1248,6 +1262,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             BeginTerm,
             RecordLogEpochs,
             RecordOrigins,
+            RecordOriginEpochs,
             DropEpochs,
             ForgetHistories,
             DoubtDeletions,

@@ -29,3 +29,4 @@ def test_a_quick_run(tmp_path: Path) -> None:
     assert len(report["verdicts"]) == 7
     assert "| 20 | 60 |" in markdown.read_text()
     assert "20 topics: attached in" in result.stderr
+    assert "rolling restart" in markdown.read_text()

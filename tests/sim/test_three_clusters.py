@@ -337,9 +337,16 @@ class World:
             yield from self.align(follower, source)
             return
         if due is not None:
-            outcome = follower.do(c.RecordOrigins(record.link, (c.ToldTopic(TOPIC, follower.topic_id, (due,)),)))
+            whole = c.RecordOrigins(record.link, (c.ToldTopic(TOPIC, follower.topic_id, (due,)),))
+            later = histories.later_epochs(follower.known, Origin(source.name, source.topic_id), due)
+            before, outcome = follower.state, follower.do(whole)
             if not isinstance(outcome, Accepted):
                 return
+            if later is not None:  # in few bytes it says the same
+                said, follower.state = follower.known.ranges, before
+                follower.ok(c.RecordOriginEpochs(record.link, (c.TopicEpochs(TOPIC, follower.topic_id, (later,)),)))
+                assert follower.known.ranges == said
+                self.seen["later epochs"] += 1
             yield
         if source.known.at_offset == stream.told_at and follower.topic_id == stream.topic_id:
             follower.stream = stream

@@ -10,7 +10,7 @@ from typing import Any, Final
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
-from isthmus_control.model import TopicState
+from isthmus_control.model import Link, TopicState
 from isthmus_control.origins import (
     Origin,
     OriginEpoch,
@@ -168,18 +168,22 @@ def _with_log_epoch(ranges: Ranges, own: tuple[str, str], new: OriginEpoch, plac
     return tuple(edited)
 
 
+def _check_follows(state: ControlState, link: Link, topic: c.ToldTopic | c.TopicEpochs) -> None:
+    record = state.follower_topics.get(topic.topic)
+    if record is None or record.link != link.name or record.state is not TopicState.FOLLOWING:
+        raise Refuse(Rejection.CONFLICT, f"topic {topic.topic!r} does not follow link {link.name!r}")
+    require(
+        record.topic_id == topic.topic_id,
+        Rejection.CONFLICT,
+        f"topic {topic.topic!r} has the id {record.topic_id}, not {topic.topic_id}",
+    )
+
+
 def _record_origins(state: ControlState, offset: int, command: c.Command, body: c.RecordOrigins) -> Result:
     link = link_named(state, body.link)
     edits = _Edits(state, offset, _count(body.topics))
     for topic in body.topics:
-        record = state.follower_topics.get(topic.topic)
-        if record is None or record.link != link.name or record.state is not TopicState.FOLLOWING:
-            raise Refuse(Rejection.CONFLICT, f"topic {topic.topic!r} does not follow link {link.name!r}")
-        require(
-            record.topic_id == topic.topic_id,
-            Rejection.CONFLICT,
-            f"topic {topic.topic!r} has the id {record.topic_id}, not {topic.topic_id}",
-        )
+        _check_follows(state, link, topic)
         for entry in topic.partitions:
             place = f"{topic.topic}-{entry.partition}"
             _check_told(entry, place)
@@ -187,6 +191,25 @@ def _record_origins(state: ControlState, offset: int, command: c.Command, body: 
             _check_fresh(known, command, place)
             told = tuple(replace(each, via=link.remote_cluster_id) for each in entry.ranges)
             edits.set(topic.topic, topic.topic_id, entry.partition, going_on(known.ranges, entry.offset, told))
+    return edits.result()
+
+
+def _record_origin_epochs(state: ControlState, offset: int, command: c.Command, body: c.RecordOriginEpochs) -> Result:
+    link = link_named(state, body.link)
+    edits = _Edits(state, offset, _count(body.topics))
+    for topic in body.topics:
+        _check_follows(state, link, topic)
+        for entry in topic.partitions:
+            place = f"{topic.topic}-{entry.partition}"
+            known = edits.known(topic.topic, topic.topic_id, entry.partition)
+            _check_fresh(known, command, place)
+            goes_on = known.open_range
+            if goes_on is None or goes_on.via != link.remote_cluster_id or goes_on.assumed:
+                raise Refuse(Rejection.CONFLICT, f"{place}: the source has not said where it has its records from")
+            epochs = (*goes_on.epochs, *entry.epochs)
+            _check_epochs(replace(goes_on, epochs=epochs), place)
+            ranges = (*known.ranges[:-1], replace(goes_on, epochs=epochs))
+            edits.set(topic.topic, topic.topic_id, entry.partition, ranges)
     return edits.result()
 
 
@@ -203,22 +226,26 @@ def _check_told(entry: c.ToldPartition, place: str) -> None:
         f"{place}: ranges of the source do not follow each other",
     )
     for each in entry.ranges:
-        starts = [epoch.start_offset for epoch in each.epochs]
-        epochs = [epoch.epoch for epoch in each.epochs]
-        end = each.end_offset
+        _check_epochs(each, place)
         require(
-            starts == sorted(starts)
-            and epochs == sorted(set(epochs))
-            and len(epochs) <= EPOCHS_MAX
-            and (end is None or all(start < max(end, 1) for start in starts)),
+            each.end_offset is None or each.end_offset >= each.start_offset,
             Rejection.INVALID,
-            f"{place}: the epochs of the range from {each.start_offset} on are out of order",
+            f"{place}: the range from {each.start_offset} on ends at {each.end_offset}",
         )
-        require(
-            end is None or end >= each.start_offset,
-            Rejection.INVALID,
-            f"{place}: the range from {each.start_offset} on ends at {end}",
-        )
+
+
+def _check_epochs(range_: OriginRange, place: str) -> None:
+    starts = [epoch.start_offset for epoch in range_.epochs]
+    epochs = [epoch.epoch for epoch in range_.epochs]
+    end = range_.end_offset
+    require(
+        starts == sorted(starts)
+        and epochs == sorted(set(epochs))
+        and len(epochs) <= EPOCHS_MAX
+        and (end is None or all(start < max(end, 1) for start in starts)),
+        Rejection.INVALID,
+        f"{place}: the epochs of the range from {range_.start_offset} on are out of order",
+    )
 
 
 def _check_fresh(known: PartitionOrigins, command: c.Command, place: str) -> None:
@@ -351,6 +378,7 @@ ORIGIN_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, A
     c.BeginTerm: _begin_term,
     c.RecordLogEpochs: _record_log_epochs,
     c.RecordOrigins: _record_origins,
+    c.RecordOriginEpochs: _record_origin_epochs,
     c.DropEpochs: _drop_epochs,
     c.ForgetHistories: _forget_histories,
 }

@@ -12,6 +12,7 @@ from isthmus.kafka.cluster_connections import ClusterConnections, is_stale_metad
 from isthmus.kafka.joined_requests import JoinedRequests
 from isthmus.kafka.results import (
     DeletedRecords,
+    EpochEnd,
     Fetched,
     FetchFrom,
     ListedOffset,
@@ -255,35 +256,47 @@ class LogRequests(ClusterConnections):
     ) -> tuple[int, int]:
         """(Largest leader epoch of the log up to ``epoch``, where it ends), (-1, -1) if there is none (KIP-101)."""
 
+        place = TopicPartition(topic, partition)
+
         async def ask(connection: BrokerConnection, info: PartitionInfo) -> tuple[int, int]:
-            answer = await connection.call(
-                ApiKey.OFFSET_FOR_LEADER_EPOCH,
-                {
-                    "replica_id": _DEBUGGING_REPLICA,
-                    "topics": [
-                        {
-                            "topic": topic,
-                            "partitions": [
-                                {
-                                    "partition": partition,
-                                    "current_leader_epoch": info.leader_epoch,
-                                    "leader_epoch": epoch,
-                                }
-                            ],
-                        }
-                    ],
-                },
-                timeout=self.request_timeout_s,
+            async def send(together: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
+                return await self._epoch_ends(connection, together)
+
+            joined: JoinedRequests[TopicPartition, tuple[int, int], EpochEnd] = self._joined(
+                connection, ApiKey.OFFSET_FOR_LEADER_EPOCH
             )
-            parts = [part for found in answer.topics for part in found.partitions]
-            if len(parts) != 1:
+            found = (await joined.ask({place: (info.leader_epoch, epoch)}, send)).get(place)
+            if found is None:
                 raise KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
-            found = parts[0]
-            if (error := as_error(found.error_code)) is not None:
-                raise error
-            return found.leader_epoch, found.end_offset
+            if found.error is not None:
+                raise found.error
+            return found.epoch, found.end_offset
 
         return await self.request_leader(topic, partition, ask, deadline_s=deadline_s)
+
+    async def _epoch_ends(
+        self, connection: BrokerConnection, asked: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, EpochEnd]:
+        """``asked``: by partition, its leader epoch and the one that is asked for."""
+        topics: dict[str, list[dict[str, int]]] = {}
+        for one, (current, epoch) in asked.items():
+            entry = {"partition": one.partition, "current_leader_epoch": current, "leader_epoch": epoch}
+            topics.setdefault(one.topic, []).append(entry)
+        answer = await connection.call(
+            ApiKey.OFFSET_FOR_LEADER_EPOCH,
+            {
+                "replica_id": _DEBUGGING_REPLICA,
+                "topics": [{"topic": name, "partitions": entries} for name, entries in topics.items()],
+            },
+            timeout=self.request_timeout_s,
+        )
+        return {
+            TopicPartition(topic.topic, found.partition): EpochEnd(
+                found.leader_epoch, found.end_offset, as_error(found.error_code)
+            )
+            for topic in answer.topics
+            for found in topic.partitions
+        }
 
     async def describe_producers(
         self, partitions: Collection[TopicPartition], *, deadline_s: float | None = None

@@ -104,6 +104,14 @@ class ListedOffset(NamedTuple):
     error: KafkaError | None
 
 
+class EpochEnd(NamedTuple):
+    """The largest leader epoch of a log up to the one that was asked for, and where it ends; -1 each: none."""
+
+    epoch: int
+    end_offset: int
+    error: KafkaError | None
+
+
 class Produced(NamedTuple):
     base_offset: int
     log_append_time_ms: int

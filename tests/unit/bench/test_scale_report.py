@@ -9,7 +9,9 @@ from isthmus_bench.scale_cli import tables
 
 
 def figure(topics: int, attached_s: float, verified_s: float = 1.0) -> Figure:
-    return Figure(topics, 3 * topics, 10.0, 12.0, attached_s, 4.0, verified_s, 0.5, 0.8, 1.5, 120.0)
+    return Figure(
+        topics, 3 * topics, 10.0, 12.0, attached_s, 4.0, verified_s, 0.5, 0.8, 1.5, 120.0, 6.0, 90_000, 180_000
+    )
 
 
 def test_growth_is_what_a_topic_takes_among_the_most_against_the_fewest() -> None:
@@ -33,8 +35,9 @@ def test_targets() -> None:
 def test_the_report_as_tables() -> None:
     figures = [figure(100, 2.0)]
     report = Report("2 cores", "Kafka 4.3.0", figures, list(verdicts_of(figures)))
-    many, each, targets = tables(report)
+    many, each, restart, targets = tables(report)
     assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.17", "1.0", "0.80", "1.50", "120"]]
     assert each[2] == [["100", "120.0", "20.0", "40.0", "10.0", "5.0"]]
+    assert restart[2] == [["100", "300", "6.0", "90", "180", "20.00, 900"]]
     assert [row[-1] for row in targets[2]] == ["yes", "yes", "yes", *["not measured"] * 4]
     assert report.as_dict()["verdicts"][0]["met"] is True

@@ -123,6 +123,7 @@ BODIES: list[c.Body] = [
     c.BeginTerm((c.TopicTerms("t", UID, {0: c.TermStart(5, 3)}),), Ended.FAILED_OVER),
     c.RecordLogEpochs((c.TopicEpochs("t", UID, (c.LogEpochs(0, (OriginEpoch(3, 5), OriginEpoch(4, 9))),)),)),
     c.RecordOrigins("l", (c.ToldTopic("t", UID, (c.ToldPartition(0, 5, TOLD),)),)),
+    c.RecordOriginEpochs("l", (c.TopicEpochs("t", UID, (c.LogEpochs(0, (OriginEpoch(3, 5),)),)),)),
     c.DropEpochs((c.TopicOffsets("t", UID, {0: 5, 1: 6}),)),
     c.ForgetHistories((c.GoneTopic("t", UID),)),
     c.DoubtDeletions(AT),

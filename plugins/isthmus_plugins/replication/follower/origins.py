@@ -6,7 +6,15 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from isthmus_control.commands import Body, RecordOrigins, ToldPartition, ToldTopic
+from isthmus_control.commands import (
+    Body,
+    LogEpochs,
+    RecordOriginEpochs,
+    RecordOrigins,
+    ToldPartition,
+    ToldTopic,
+    TopicEpochs,
+)
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.origins import Origin
@@ -62,6 +70,7 @@ class FollowerOrigins:
 
 def _recorded(state: ControlState, told: Sequence[_Told]) -> Sequence[Body]:
     due: dict[str, dict[histories.Topic, list[ToldPartition]]] = {}
+    later: dict[str, dict[histories.Topic, list[LogEpochs]]] = {}
     for each in told:
         known = state.origins_of(each.topic, each.topic_id, each.said.partition)
         found = histories.to_follow(known, each.source, each.said, each.here, each.there)
@@ -71,8 +80,18 @@ def _recorded(state: ControlState, told: Sequence[_Told]) -> Sequence[Body]:
                 extra={"topic": each.topic, "partition": each.said.partition, "offset": found.offset},
             )
         elif found is not None:
-            due.setdefault(each.link, {}).setdefault((each.topic, each.topic_id), []).append(found)
+            topic = each.topic, each.topic_id
+            if (epochs := histories.later_epochs(known, each.source, found)) is not None:
+                later.setdefault(each.link, {}).setdefault(topic, []).append(epochs)
+            else:
+                due.setdefault(each.link, {}).setdefault(topic, []).append(found)
     return [
-        RecordOrigins(link, tuple(ToldTopic(*topic, tuple(partitions)) for topic, partitions in topics.items()))
-        for link, topics in due.items()
+        *(
+            RecordOrigins(link, tuple(ToldTopic(*topic, tuple(partitions)) for topic, partitions in topics.items()))
+            for link, topics in due.items()
+        ),
+        *(
+            RecordOriginEpochs(link, tuple(TopicEpochs(*topic, tuple(some)) for topic, some in topics.items()))
+            for link, topics in later.items()
+        ),
     ]

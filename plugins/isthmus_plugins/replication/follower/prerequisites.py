@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from isthmus_control.commands import CompactFollowerTopic, PartitionEpoch, RecordSourceEpochs
+from isthmus_control.commands import Body, CompactFollowerTopic, PartitionEpoch, RecordSourceEpochs
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
@@ -21,6 +22,7 @@ from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S,
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.transaction_verification import ASK
 from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.joined_commands import JoinedCommands
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.logs.topic_settings import (
     CLEANUP_POLICY,
@@ -43,8 +45,6 @@ RETRY_S: Final = 5.0
 """After a trim, a question about transactions, or the taking apart of a batch, that failed."""
 DIVIDING_AT_ONCE: Final = 2
 """Large batches that are taken apart at the same time: each costs a core, a thread and some megabytes."""
-EPOCHS_AT_ONCE: Final = 1000
-"""In one command of the control log, which must stay below a record's size."""
 
 
 class Prerequisites:
@@ -67,16 +67,13 @@ class Prerequisites:
         self._resumed = resumed
         self._limits_raised = limits_raised
         self._dividing = asyncio.Semaphore(DIVIDING_AT_ONCE)
-        self._epochs_due: dict[FollowerStream, None] = {}
-        self._epoch_task: asyncio.Task[None] | None = None
+        self._epochs = JoinedCommands(context, tasks, "epochs", _epochs)
 
     def begin(self, stream: FollowerStream, step: Step) -> None:
         """Begin a step other than to write, unless that is under way."""
         match step:
             case Step.RECORD_EPOCH:
-                self._epochs_due[stream] = None
-                if self._epoch_task is None or self._epoch_task.done():
-                    self._epoch_task = self._tasks.keep("epochs", self._record_epochs)
+                self._start_once(stream, step, self._record_epoch)
             case Step.RESUME:
                 self._start_once(stream, step, self._resume)
             case Step.TAKE_KEYLESS:
@@ -118,48 +115,22 @@ class Prerequisites:
         task.add_done_callback(ended)
         stream.under_way[step] = task
 
-    async def _record_epochs(self) -> None:
-        """Store leader epochs of the source before their first append: the target's log has only its own.
-
-        Whatever is due at the same time goes into one command, and if that is refused each into its own.
-        """
-        while self._epochs_due:
-            due = [
-                (stream, epoch) for stream in self._epochs_due if (epoch := stream.follower_log.due_epoch) is not None
-            ]
-            self._epochs_due.clear()
+    async def _record_epoch(self, stream: FollowerStream) -> None:
+        """Store a leader epoch of the source before its first append: the target's log has only its own."""
+        follower_log = stream.follower_log
+        while (due := follower_log.due_epoch) is not None and not follower_log.ended:
+            epoch, start = due
+            entry = PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
             try:
-                for start in range(0, len(due), EPOCHS_AT_ONCE):
-                    some = due[start : start + EPOCHS_AT_ONCE]
-                    if await self._append_epochs(some) is not None:
-                        for one in some:
-                            await self._append_epochs([one], final=True)
-                due = []
+                refused = await self._epochs.record(entry)
             except BrokerUnavailable as error:
                 log.warning("source epochs not recorded", extra={"detail": str(error)})
                 await asyncio.sleep(LOST_REQUEST_MARGIN_S)
-            finally:
-                self._epochs_due |= {stream: None for stream, _ in due if not stream.follower_log.ended}
-
-    async def _append_epochs(
-        self, due: Sequence[tuple[FollowerStream, tuple[int, int]]], final: bool = False
-    ) -> Rejected | None:
-        """Record epochs in one command, and go on with their streams. ``final``: stop those that are refused."""
-        entries = tuple(
-            PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
-            for stream, (epoch, start) in due
-            if stream.follower_log.epoch < epoch
-        )
-        outcome = await self._context.control.append(RecordSourceEpochs(entries)) if entries else None
-        if isinstance(outcome, Rejected) and not final:
-            return outcome
-        for stream, (epoch, _) in due:
-            if isinstance(outcome, Rejected):
-                stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, outcome.message))
+                continue
+            if refused is not None:
+                follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, refused.message))
             else:
-                stream.follower_log.epoch = max(stream.follower_log.epoch, epoch)
-            self._proceed(stream)
-        return None
+                follower_log.epoch = max(follower_log.epoch, epoch)
 
     async def _ask_ended(self, stream: FollowerStream) -> None:
         """Ask the leader end which transactions have ended without a marker, before a gap is filled."""
@@ -348,3 +319,7 @@ class Prerequisites:
         if code == NOT_ENOUGH_REPLICAS or stream.trouble is None:
             return None
         return stream.trouble
+
+
+def _epochs(state: ControlState, entries: Sequence[PartitionEpoch]) -> Sequence[Body]:
+    return (RecordSourceEpochs(tuple(entries)),)

@@ -276,6 +276,19 @@ def _recorded(known: PartitionOrigins, entry: ToldPartition) -> bool:
     return _plain(going_on(known.ranges, entry.offset, told_of)) == _plain(known.ranges)
 
 
+def later_epochs(known: PartitionOrigins, source: Origin, entry: ToldPartition) -> LogEpochs | None:
+    """What is to be recorded, where that is later epochs of what goes on to be received and nothing else; else None."""
+    before = known.open_range
+    if before is None or before.via != source.cluster_id or before.assumed:
+        return None
+    told_of = tuple(replace(each, via=source.cluster_id) for each in entry.ranges)
+    *others, after = going_on(known.ranges, entry.offset, told_of)
+    count = len(before.epochs)
+    if (*others, replace(after, epochs=after.epochs[:count])) != known.ranges:
+        return None
+    return LogEpochs(entry.partition, after.epochs[count:])
+
+
 def _plain(ranges: Sequence[OriginRange]) -> list[OriginRange]:
     return [replace(each, via="") for each in ranges]
 

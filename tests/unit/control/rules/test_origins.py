@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -350,6 +351,41 @@ def test_epochs_that_nothing_is_compared_with_any_more_are_dropped() -> None:
     assert log.ok(c.DropEpochs((c.TopicOffsets("led", X, {0: 45}), c.TopicOffsets("none", X, {0: 45})))) == ()
 
 
+def later(*found: tuple[int, int], topic: str = "t", topic_id: str = X) -> c.RecordOriginEpochs:
+    entry = c.LogEpochs(0, tuple(OriginEpoch(*each) for each in found))
+    return c.RecordOriginEpochs("ab", (c.TopicEpochs(topic, topic_id, (entry,)),))
+
+
+def test_later_epochs_of_what_is_received_are_recorded_alone() -> None:
+    log, same = Log(), Log()
+    for each in (log, same):
+        each.ok(told(0, wrote(T1, 0, 40, (0, 0)), wrote(T2, 40, None, (0, 40))))
+    (change,) = log.ok(later((1, 60), (3, 60)))
+    assert change == ProvenanceChanged("t", X, (0,))
+    same.ok(told(60, wrote(T2, 60, None, (0, 40), (1, 60), (3, 60))))
+    known = log.state.origins_of("t", X, 0)
+    assert known == same.state.origins_of("t", X, 0)
+    assert log.epochs() == [[(0, 0)], [(0, 40), (1, 60), (3, 60)]]
+    for wrong in (later((3, 70)), later((2, 70)), later((4, 50)), later((5, 80), (4, 90))):
+        log.refused(wrong, Rejection.INVALID, "out of order")
+    log.refused(later((4, 80)), Rejection.CONFLICT, "recorded anew", seen=known.at_offset - 1)
+    log.refused(later((4, 80), topic="led"), Rejection.CONFLICT, "does not follow")
+    log.refused(later((4, 80), topic_id=NEW), Rejection.CONFLICT, "has the id")
+    log.ok(c.TruncateProvenance(place(50)))
+    log.refused(later((4, 80)), Rejection.CONFLICT, "has not said")
+
+
+def test_of_what_is_assumed_or_comes_from_elsewhere_epochs_are_not_recorded_alone() -> None:
+    log = Log()
+    log.refused(later((4, 0)), Rejection.CONFLICT, "has not said")
+    log.ok(c.OpenProvenance("ab", place(0)))
+    log.refused(later((4, 0)), Rejection.CONFLICT, "has not said")
+    log.ok(told(0, wrote(T1, 0, None)))
+    log.ok(c.CreateLink("cb", T1, "C", True, ("c:1",)))
+    body = replace(later((4, 0)), link="cb")
+    log.refused(body, Rejection.CONFLICT, "does not follow link 'cb'")
+
+
 # --- records
 
 
@@ -376,6 +412,10 @@ def test_how_records_look() -> None:
             ],
         }
     ]
+    assert body(later((3, 5), (4, 9))) == {
+        "link": "ab",
+        "topics": [{"partitions": [{"epochs": [[3, 5], [4, 9]], "partition": 0}], "topic": "t", "topic_id": X}],
+    }
     assert body(c.CloseProvenance(place(5))) == {
         "partitions": [{"offset": 5, "partition": 0, "topic": "t", "topic_id": X}]
     }

@@ -601,6 +601,25 @@ def test_what_many_ask_of_topics_at_the_same_time_goes_in_few_requests() -> None
             ]
         }
 
+    def epochs(request: Any) -> dict[str, Any]:
+        return {
+            "topics": [
+                {
+                    "topic": topic.topic,
+                    "partitions": [
+                        {
+                            "partition": 0,
+                            "error_code": 0,
+                            "leader_epoch": part.leader_epoch,
+                            "end_offset": int(topic.topic),
+                        }
+                        for part in topic.partitions
+                    ],
+                }
+                for topic in request.topics
+            ]
+        }
+
     def created(request: Any) -> dict[str, Any]:
         return {"topics": [{"name": topic.name, "topic_id": uuid.uuid4(), "error_code": 0} for topic in request.topics]}
 
@@ -611,6 +630,7 @@ def test_what_many_ask_of_topics_at_the_same_time_goes_in_few_requests() -> None
         for broker in world.brokers:
             broker.answers(ApiKey.LIST_OFFSETS, limits)
             broker.answers(ApiKey.DESCRIBE_PRODUCERS, producers)
+            broker.answers(ApiKey.OFFSET_FOR_LEADER_EPOCH, epochs)
             broker.answers(ApiKey.DESCRIBE_CONFIGS, configs)
             broker.answers(ApiKey.CREATE_TOPICS, created)
         names = [str(number) for number in range(250)]
@@ -627,6 +647,9 @@ def test_what_many_ask_of_topics_at_the_same_time_goes_in_few_requests() -> None
         states = await asyncio.gather(*(cluster.describe_producers([place]) for place in places))
         assert all(each[place].error is None for each, place in zip(states, places, strict=True))
         assert len(seen(ApiKey.DESCRIBE_PRODUCERS)) <= 4
+        epochs_end = await asyncio.gather(*(cluster.epoch_end(*place, 3) for place in places))
+        assert epochs_end == [(3, number) for number in range(250)]
+        assert len(seen(ApiKey.OFFSET_FOR_LEADER_EPOCH)) <= 4
         described = await asyncio.gather(*(cluster.describe_configs(ResourceType.TOPIC, [name]) for name in names))
         assert [list(each) for each in described] == [[name] for name in names]
         assert len(seen(ApiKey.DESCRIBE_CONFIGS)) <= 7

@@ -264,7 +264,7 @@ def test_an_epoch_of_which_nobody_knows_whether_it_is_recorded_is_recorded_again
         await scene.until("the answer is lost", lambda: not lost)
         assert stream.follower_log.take() is None
         ended.follower_log.stop(MOVED)
-        assert await scene.went((0, Step.WRITE)) >= LOST_REQUEST_MARGIN_S
+        assert await scene.went((1, Step.REPORT_END), (0, Step.WRITE)) >= LOST_REQUEST_MARGIN_S
         assert recorded(scene) == [[0, 1], [0]], "of what has ended meanwhile nothing is due"
         assert scene.control.state.source_epochs(TOPIC, 0) == (SourceEpoch(5, 0),)
         assert ended.reason == MOVED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -156,6 +157,28 @@ def test_what_is_new_is_recorded_from_the_end_of_the_log_on() -> None:
     assert histories.to_follow(known(), SOURCE, there, (0, 0), (0, 80)) == there
 
 
+def test_where_only_later_epochs_are_new_nothing_else_is_recorded() -> None:
+    recorded = source(0, None, (0, 0), (1, 40))
+    for new in (((2, 60),), ((2, 60), (5, 70))):
+        told_of = said(source(50, None, (1, 40), *new, via=""))
+        found = histories.later_epochs(known(own(0, 0), recorded), SOURCE, told_of)
+        assert found == c.LogEpochs(0, tuple(OriginEpoch(*each) for each in new))
+    told_of = said(source(50, None, (1, 40), (2, 60), via=""))
+    ahead = replace(recorded, epochs=(*recorded.epochs, OriginEpoch(3, 65)))  # and the source lost that
+    others = (
+        replace(recorded, assumed=True),
+        replace(recorded, via="C"),
+        source(0, 50, (0, 0)),
+        source(0, None, (0, 0), term="a0"),
+        ahead,
+    )
+    for other in others:
+        assert histories.later_epochs(known(other), SOURCE, told_of) is None
+    assert histories.later_epochs(known(), SOURCE, told_of) is None
+    changed = said(source(50, 60, (1, 40), via=""), source(60, None, (2, 60), term="a2", via=""))
+    assert histories.later_epochs(known(recorded), SOURCE, changed) is None
+
+
 def test_logs_that_have_parted_are_not_gone_on_with() -> None:
     """What stands last may look the same all the same."""
     there = said(source(0, None, (0, 0), (1, 40), via=""))
@@ -175,6 +198,25 @@ def test_what_came_from_the_source_before_it_said_so_is_what_it_says_now() -> No
 
 
 # --- both
+
+
+def test_whose_a_log_is_now() -> None:
+    """As recorded: followed or written, and from whom."""
+    followed = ProvenanceRange("A", Y, 0, None, 0)
+    for now, received, written, from_others in (
+        (state(), False, False, False),
+        (state(own(0, None)), False, True, False),
+        (state(source(0, 50)), False, False, False),
+        (state(source(0, None)), True, False, False),
+        (state(source(0, None, via="C")), True, False, True),
+        (state(history=(followed,)), True, False, False),
+        (state(history=(replace(followed, source_topic_id=X),)), True, False, True),
+        (state(history=(replace(followed, source_cluster_id="C"),)), True, False, True),
+        (state(history=(replace(followed, end_offset=9),)), False, False, False),
+    ):
+        assert histories.is_received(now, TOPIC, 0) is received
+        assert histories.is_written(now, TOPIC, 0) is written
+        assert histories.received_from_others(now, TOPIC, [0], ("A", Y)) == [0] * from_others
 
 
 def test_what_goes_on_is_closed_at_the_end_of_the_log() -> None:
