@@ -10,7 +10,7 @@ from typing import Any, Final
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
-from isthmus_control.model import Link, TopicState
+from isthmus_control.model import TopicState
 from isthmus_control.origins import (
     Origin,
     OriginEpoch,
@@ -27,7 +27,7 @@ from isthmus_control.origins import (
     without_epochs_below,
 )
 from isthmus_control.outcome import Change, ProvenanceChanged, Refuse, Rejection, require
-from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, link_named
+from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, following, link_named
 from isthmus_control.truncations import Truncation
 
 EPOCHS_MAX: Final = 1_000
@@ -168,22 +168,11 @@ def _with_log_epoch(ranges: Ranges, own: tuple[str, str], new: OriginEpoch, plac
     return tuple(edited)
 
 
-def _check_follows(state: ControlState, link: Link, topic: c.ToldTopic | c.TopicEpochs) -> None:
-    record = state.follower_topics.get(topic.topic)
-    if record is None or record.link != link.name or record.state is not TopicState.FOLLOWING:
-        raise Refuse(Rejection.CONFLICT, f"topic {topic.topic!r} does not follow link {link.name!r}")
-    require(
-        record.topic_id == topic.topic_id,
-        Rejection.CONFLICT,
-        f"topic {topic.topic!r} has the id {record.topic_id}, not {topic.topic_id}",
-    )
-
-
 def _record_origins(state: ControlState, offset: int, command: c.Command, body: c.RecordOrigins) -> Result:
     link = link_named(state, body.link)
     edits = _Edits(state, offset, _count(body.topics))
     for topic in body.topics:
-        _check_follows(state, link, topic)
+        following(state, link, topic.topic, topic.topic_id)
         for entry in topic.partitions:
             place = f"{topic.topic}-{entry.partition}"
             _check_told(entry, place)
@@ -198,7 +187,7 @@ def _record_origin_epochs(state: ControlState, offset: int, command: c.Command, 
     link = link_named(state, body.link)
     edits = _Edits(state, offset, _count(body.topics))
     for topic in body.topics:
-        _check_follows(state, link, topic)
+        following(state, link, topic.topic, topic.topic_id)
         for entry in topic.partitions:
             place = f"{topic.topic}-{entry.partition}"
             known = edits.known(topic.topic, topic.topic_id, entry.partition)
