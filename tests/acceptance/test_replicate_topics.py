@@ -1,14 +1,21 @@
-"""KIP-986's user stories about topics, step by step, on two real clusters with unmodified clients."""
+"""KIP-986's user stories about topics, step by step, on two real clusters with unmodified clients.
+
+Their commands are those of runbooks; something dies while one of them runs.
+"""
 
 from __future__ import annotations
 
-import time
+import os
+import re
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.kafka import Clusters, unique
-from support.links import Linked, Side, linked, until, whole
+from support.links import Linked, Side, relayed, until, whole
+from support.relay import Relay
+from support.runbooks import Kill, Runbook, Watching, another_link, kills
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
@@ -16,13 +23,28 @@ from isthmus_bench.proxies import ProxyFailed
 pytestmark = pytest.mark.brokers
 
 REFUSED_WRITE = KafkaError.INVALID_REQUEST
+STATES: Final = {"asynchronous": "Following", "synchronous": "In-Sync"}
+SLOW_S: Final = 0.004
+"""The relay's delay of each chunk of 4 KB: about 1 MB/s."""
+BACKLOG: Final = [os.urandom(50_000)] * 60
 
 
 @pytest.fixture(scope="module")
-def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    """A proxy in front of each of two clusters, and a link between them."""
-    with linked(*kafka_pair) as pair:
-        yield pair
+def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[tuple[Linked, Relay]]:
+    """A proxy in front of each of two clusters, a link between them, and what their links go through."""
+    with relayed(*kafka_pair) as (pair, relay):
+        pair.raise_levels()
+        yield pair, relay
+
+
+@pytest.fixture
+def pair(scene: tuple[Linked, Relay]) -> Linked:
+    return scene[0]
+
+
+@pytest.fixture
+def relay(scene: tuple[Linked, Relay]) -> Relay:
+    return scene[1]
 
 
 def refusal(pair: Linked, topic: str) -> KafkaError:
@@ -33,107 +55,146 @@ def refusal(pair: Linked, topic: str) -> KafkaError:
     return error
 
 
+def told(pair: Linked, source: str, target: str) -> set[str]:
+    """The states of a topic's partitions at both ends; empty if an end does not tell of it yet."""
+    ends = [pair.a.partitions(pair.name, source), pair.b.partitions(pair.name, target)]
+    return {str(each["state"]) for end in ends for each in end} if all(ends) else set()
+
+
 def mappings(pair: Linked, side: Side) -> list[tuple[str, str, str]]:
     return [(each["local"], each["remote"], each["role"]) for each in side.link(pair.name)["mappings"]]
 
 
-def test_add_an_empty_namespace_and_create_a_topic_afterwards(link: Linked) -> None:
+@pytest.mark.parametrize(
+    ("mode", "kill"),
+    [
+        pytest.param(mode, *each.values, id=f"{mode}-{each.id}", marks=each.marks)
+        for mode in STATES
+        for each in kills("empty-namespace", of=f"an empty namespace, {mode}")
+    ],
+)
+def test_add_an_empty_namespace_and_create_a_topic_afterwards(
+    pair: Linked, relay: Relay, mode: str, kill: Kill
+) -> None:
     """ "Adding an empty namespace 'local-' to a replication link, and creating a topic within it afterwards"."""
-    local, remote = unique("local-") + "-", unique("remote-") + "-"
-    link.a.proxy.cli("namespace", "create", local, "--type", "topic")
-    link.b.proxy.cli("namespace", "create", remote, "--type", "topic")
-    # On either cluster: here on the follower's.
-    link.b.proxy.cli("link", "attach", link.name, "--local", remote, "--remote", local, "--role", "follower")
-    assert link.a.link(link.name)["state"] == "Following"
-    assert (local, remote, "leader") in mappings(link, link.a)
-    assert (remote, local, "follower") in mappings(link, link.b)
+    names = {"local-": unique("local-") + "-", "remote-": unique("remote-") + "-"}
+    local, remote = names.values()
+    with (
+        another_link(pair, relay, mode) as link,
+        Watching(link) as watching,
+        Runbook("empty-namespace", link, relay, names, kill, STATES[mode], watching) as book,
+    ):
+        book.step("Create the leader's namespace")
+        book.step("Create the follower's")
+        book.step("Attach them")
+        assert (local, remote, "leader") in mappings(link, link.a)
+        assert (remote, local, "follower") in mappings(link, link.b)
+        assert watching.seen == {STATES[mode]}, "it remains so"
+        book.step("Create a topic at the leader")
+        until("the topic is there", lambda: link.b.topics().get(remote + "clicks") == 2)
+        until("both sides tell of it", lambda: told(link, local + "clicks", remote + "clicks") == {STATES[mode]})
+        # An asynchronous one is Catching Up for a moment, until it is known of new partitions that they lack nothing.
+        assert watching.seen <= {STATES[mode]} | ({"Catching Up"} if mode == "asynchronous" else set())
+        link.a.produce(local + "clicks", [b"first", b"second"], partition=1)
+        link.wait_end(remote + "clicks", 2, partition=1)
+        # Over a synchronous link consumers wait (OFFSET_NOT_AVAILABLE) until B knows that it has what was acked.
+        until("it is read", lambda: link.b.read(remote + "clicks", 1) == link.a.read(local + "clicks", 1))
+        assert [record.value for record in link.b.read(remote + "clicks", 1)] == [b"first", b"second"]
+        assert refusal(link, remote + "clicks").code() == REFUSED_WRITE
 
-    link.a.create_topic(local + "clicks", partitions=2)
-    link.a.produce(local + "clicks", [b"first", b"second"], partition=1)
-    started = time.monotonic()
-    until("the topic is there", lambda: link.b.topics().get(remote + "clicks") == 2, 5, 0.01)
-    assert time.monotonic() - started < 2  # a second, and what this machine takes to look
-    link.wait_end(remote + "clicks", 2, partition=1)
-    assert [record.value for record in link.b.read(remote + "clicks", 1)] == [b"first", b"second"]
-    link.wait_following()
-    assert link.a.link(link.name)["state"] == link.b.link(link.name)["state"] == "Following"
-    assert refusal(link, remote + "clicks").code() == REFUSED_WRITE
 
-
-def test_add_a_single_existing_topic(link: Linked) -> None:
+@pytest.mark.parametrize("kill", kills("existing-topic"))
+def test_add_a_single_existing_topic(pair: Linked, relay: Relay, kill: Kill) -> None:
     """ "Adding a single existing topic (local-clicks) to a replication link"."""
     local, remote = unique("local-clicks-"), unique("remote-clicks-")
-    link.a.create_topic(local, partitions=2)
-    link.a.produce(local, [b"%d" % number for number in range(5000)], partition=0, compression_type="zstd")
-    link.a.produce(local, [b"%d" % number for number in range(10)], partition=1)
-    link.a.proxy.cli("namespace", "create", local, "--type", "topic")
-    link.b.proxy.cli("namespace", "create", remote, "--type", "topic")
-    link.attach(local, remote)
+    pair.a.create_topic(local, partitions=2)
+    pair.a.produce(local, BACKLOG, partition=0)
+    pair.a.produce(local, [b"%d" % number for number in range(10)], partition=1)
+    names = {"local-clicks": local, "remote-clicks": remote}
+    with (
+        another_link(pair, relay) as link,
+        Watching(link) as watching,
+        Runbook("existing-topic", link, relay, names, kill, "Following", watching) as book,
+    ):
+        book.step("Create the leader's namespace")
+        book.step("Create the follower's")
+        assert (watching.seen, link.a.end(local)) == ({"Following"}, len(BACKLOG))
+        relay.delay_s = SLOW_S
+        try:
+            book.step("Attach them")
+            said = book.step("The follower's namespace is reserved")
+            assert re.search(r"^state +reserved", said, re.MULTILINE), said
+            until("it catches up", lambda: "Catching Up" in watching.seen | watching.meanwhile)
+        finally:
+            relay.delay_s = 0.0
+        book.step("Wait until it is copied")
+        assert link.b.read(remote) == link.a.read(local)
+        assert link.b.read(remote, 1) == link.a.read(local, 1)
+        assert watching.seen <= {"Following", "Catching Up"}
 
-    namespaces = {each["prefix"]: each for each in link.b.proxy.get("/v1/namespaces")["items"]}
-    assert namespaces[remote]["state"] == "reserved"
-    until("the link is back to Following", lambda: link.b.link(link.name)["state"] == "Following")
-    link.wait_end(remote, 5000, partition=0)
-    link.wait_end(remote, 10, partition=1)
-    assert link.b.read(remote) == link.a.read(local)
-    link.wait_following()
-    assert link.verify()["equal"]
 
-
-def test_remove_a_follower_topic_and_make_it_writable(link: Linked) -> None:
+@pytest.mark.parametrize("kill", kills("writable-follower"))
+def test_remove_a_follower_topic_and_make_it_writable(pair: Linked, relay: Relay, kill: Kill) -> None:
     """ "Remove a follower topic from a replication link and make it writable"."""
-    local, remote = unique("local-") + "-", unique("remote-") + "-"
-    link.attach(local, remote)
-    link.a.create_topic(local + "clicks")
-    link.a.produce(local + "clicks", [b"theirs"] * 100)
-    link.wait_end(remote + "clicks", 100)
-    assert refusal(link, remote + "clicks").code() == REFUSED_WRITE
+    names = {"local-": unique("local-") + "-", "remote-": unique("remote-") + "-"}
+    local, remote = names.values()
+    with another_link(pair, relay) as link, Watching(link) as watching:
+        link.attach(local, remote)
+        link.a.create_topic(local + "clicks")
+        link.a.produce(local + "clicks", [b"theirs"] * 100)
+        link.wait_end(remote + "clicks", 100)
+        link.wait_following(2)
+        assert refusal(link, remote + "clicks").code() == REFUSED_WRITE
+        watching.seen.clear()
+        with Runbook("writable-follower", link, relay, names, kill, "Following", watching) as book:
+            said = book.step("Detach it")
+            assert re.search(r"^state +reserved", said, re.MULTILINE), said
+            assert not link.b.partitions(link.name, remote + "clicks")
+            assert (remote, local, "follower") not in mappings(link, link.b)
+            assert refusal(link, remote + "clicks").code() == REFUSED_WRITE  # the namespace is reserved still
+            topics = {each["topic"]: each for each in link.b.proxy.get("/v1/topics")["items"]}
+            assert topics[remote + "clicks"]["state"] == "detached"
+            origin = link.b.proxy.get(f"/v1/topics/{remote}clicks")["partitions"][0]["provenance"]
+            assert [(each["start_offset"], each["end_offset"]) for each in origin] == [(0, 100)]
+            book.step("Clear the reservation")
+        assert watching.seen == {"Following"}, "it remains so"
+        assert link.b.produce(remote + "clicks", [b"ours"]) == [100]
+        # What the source gets from now on stays there.
+        link.a.produce(local + "clicks", [b"theirs"])
+        link.a.produce(link.names("later")[0], [b"x"])
+        link.wait_following(2)
+        assert [record.value for record in link.b.read(remote + "clicks")] == [b"theirs"] * 100 + [b"ours"]
+        # And records that are not the source's are not overwritten: following again needs the operator's consent.
+        plan = link.attach(local, remote, "--dry-run")
+        assert [(each["action"], each["topic"]) for each in plan["topics"]] == [("refuse", remote + "clicks")]
 
-    link.detach(local)
-    assert link.a.link(link.name)["state"] == link.b.link(link.name)["state"] == "Following"
-    assert not link.b.partitions(link.name, remote + "clicks")
-    error = refusal(link, remote + "clicks")  # the namespace is reserved still
-    assert error.code() == REFUSED_WRITE
-    topics = {each["topic"]: each for each in link.b.proxy.get("/v1/topics")["items"]}
-    assert topics[remote + "clicks"]["state"] == "detached"
 
-    link.b.proxy.cli("namespace", "alter", remote, "--type", "topic", "--no-reserved")
-    assert link.b.produce(remote + "clicks", [b"ours"]) == [100]
-    # What the source gets from now on stays there.
-    link.a.produce(local + "clicks", [b"theirs"])
-    time.sleep(1.0)
-    assert [record.value for record in link.b.read(remote + "clicks")] == [b"theirs"] * 100 + [b"ours"]
-    # And records that are not the source's are not overwritten: following again needs the operator's consent.
-    plan = link.attach(local, remote, "--dry-run")
-    assert [(each["action"], each["topic"]) for each in plan["topics"]] == [("refuse", remote + "clicks")]
-
-
-def test_follow_one_and_lead_many(link: Linked, shared_kafka: Clusters) -> None:
+def test_follow_one_and_lead_many(pair: Linked, shared_kafka: Clusters) -> None:
     """ "... the follower for one replication link at a time, but can be the leader for multiple links"."""
     local, remote = unique("local-") + "-", unique("remote-") + "-"
     third = shared_kafka(role="third")
     to_c, b_to_c = unique("a-to-c"), unique("b-to-c")
     with whole(third) as proxy:
         c = Side(third, [proxy])
-        link.attach(local, remote)
-        link.a.proxy.cli("link", "create", to_c, "--remote", proxy.link_address)
-        link.a.proxy.cli("link", "attach", to_c, "--local", local, "--remote", local, "--role", "leader")
-        link.a.create_topic(local + "t")
-        link.a.produce(local + "t", [b"%d" % number for number in range(50)])
-        link.wait_end(remote + "t", 50)
+        pair.attach(local, remote)
+        pair.a.proxy.cli("link", "create", to_c, "--remote", proxy.link_address)
+        pair.a.proxy.cli("link", "attach", to_c, "--local", local, "--remote", local, "--role", "leader")
+        pair.a.create_topic(local + "t")
+        pair.a.produce(local + "t", [b"%d" % number for number in range(50)])
+        pair.wait_end(remote + "t", 50)
         until("C has it, too", lambda: local + "t" in c.topics() and c.end(local + "t") == 50)
-        assert c.read(local + "t") == link.b.read(remote + "t") == link.a.read(local + "t")
+        assert c.read(local + "t") == pair.b.read(remote + "t") == pair.a.read(local + "t")
 
         # B to C, into the namespace that follows A: refused, and named.
-        link.b.proxy.cli("link", "create", b_to_c, "--remote", proxy.link_address)
+        pair.b.proxy.cli("link", "create", b_to_c, "--remote", proxy.link_address)
         with pytest.raises(ProxyFailed, match="follows one link at most"):
-            link.b.proxy.cli("link", "attach", b_to_c, "--local", remote, "--remote", local, "--role", "leader")
+            pair.b.proxy.cli("link", "attach", b_to_c, "--local", remote, "--remote", local, "--role", "leader")
         # C may follow B's follower under another name: A's records then come by way of B.
-        link.b.proxy.cli("link", "attach", b_to_c, "--local", remote, "--remote", "far-" + local, "--role", "leader")
+        pair.b.proxy.cli("link", "attach", b_to_c, "--local", remote, "--remote", "far-" + local, "--role", "leader")
         until("it came by way of B", lambda: "far-" + local + "t" in c.topics() and c.end("far-" + local + "t") == 50)
-        assert c.read("far-" + local + "t") == link.a.read(local + "t")
-        assert link.b.proxy.cli("verify", b_to_c)["equal"]
-        link.b.proxy.cli("link", "delete", b_to_c)
-        link.a.proxy.cli("link", "delete", to_c)
+        assert c.read("far-" + local + "t") == pair.a.read(local + "t")
+        assert pair.b.proxy.cli("verify", b_to_c)["equal"]
+        pair.b.proxy.cli("link", "delete", b_to_c)
+        pair.a.proxy.cli("link", "delete", to_c)
         names = [each["link_name"] for each in proxy.get("/v1/links")["items"]]
         assert names == []

@@ -34,6 +34,7 @@ from isthmus_bench.kafka.probe import BrokerDied, NotReady, describe_cluster, wa
 from isthmus_bench.kafka.processes import MARK, Guard, Process, kill_marked, remove
 from isthmus_bench.kafka.security import BROKER_USER, Authority, Mechanism, client_jaas
 from isthmus_bench.kafka.settings import (
+    CONTROLLER,
     ClusterSpec,
     ListenerName,
     broker_properties,
@@ -385,6 +386,22 @@ class KafkaCluster:
                 raise EmbeddedKafkaError(f"broker {broker_id} runs already")
         self._spawn(broker_ids)
         self._wait_ready(broker_ids)
+
+    def move_broker(self, broker_id: int) -> None:
+        """Start a broker that was stopped or killed at other ports for its clients and for other brokers, on its old
+        data; returns when it is ready again. Controllers stay where they are: all brokers know their addresses."""
+        if self.alive(broker_id):
+            raise EmbeddedKafkaError(f"broker {broker_id} runs")
+        own = self.state.ports[broker_id]
+        moved = [name for name in own if name != CONTROLLER]
+        former = [own[name] for name in moved]
+        own.update(zip(moved, port_numbers.pick(self.spec.host, len(moved)), strict=True))
+        port_numbers.release(former)
+        self.state.bootstrap_servers = self.bootstrap()
+        home, tls = self._home(broker_id), self.directory / "tls"
+        properties = broker_properties(self.spec, broker_id, self.state.ports, home, tls, self.state.password)
+        properties_file(home / "server.properties", properties_text(properties))
+        self.start_broker(broker_id)
 
     def restart(self, broker_id: int) -> None:
         self.stop_broker(broker_id)

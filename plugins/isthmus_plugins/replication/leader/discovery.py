@@ -68,7 +68,7 @@ class Discovery:
         self._found = found
         self._prepared = prepared
         self._tasks = Tasks("discovery", context.supervision)
-        self._changed = asyncio.Event()
+        self._changed, self._looked = asyncio.Event(), asyncio.Event()
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(
             context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first
@@ -105,6 +105,13 @@ class Discovery:
         """Look again now."""
         self._changed.set()
 
+    async def look_again(self) -> None:
+        """Return when a look has ended that began later, at topics that this proxy leads."""
+        under_way = self.looks + 1  # it may have begun before
+        while self.looks <= under_way:
+            self.wake()
+            await self._looked.wait()
+
     def unsettle(self) -> None:
         """Something is not pushed any more: the next look is a whole one, when its time has come."""
         self._settled = NOT_SETTLED
@@ -135,6 +142,8 @@ class Discovery:
                 if self._error is None:
                     log.warning("topics not read", extra={"detail": str(error)})
                 self._error = str(error)
+            self._looked.set()  # who waits goes on
+            self._looked.clear()
             # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
             pause_s = min(PAUSE_MAX_S, busy_s / LOOKS_SHARE)
             if pause_s > DISCOVERY_INTERVAL_S:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from typing import Final
 
 from isthmus_control.commands import AlterMapping, AttachNamespace, DetachNamespace
+from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
     FollowerTopic,
     Link,
+    LinkMode,
     NamespaceMapping,
     OnSourceDelete,
     OnSourceLoss,
@@ -50,6 +54,9 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+TAKEN_UP_S: Final = 5.0
+"""A second is usual; proxies that were killed, and whose leases are waited for, are not waited for longer."""
 
 
 class Attaching:
@@ -233,6 +240,22 @@ class Attaching:
             await self._commands.enforced()
             await self.verification_as_agreed("attached")
         self._leader_end.wake()
+        if body.role is Role.LEADER and body.type is ResourceType.TOPIC:
+            await self._taken_up(body.link)
+
+    async def _taken_up(self, link_name: str) -> None:
+        """Wait until this end knows what it leads now, as long as that takes when all is well.
+
+        Else the link would look Following for a moment, or In-Sync although acks of topics that come wait for nobody.
+        """
+        state = self._context.control.state
+        link = state.links.get(link_name)
+        holds = link is not None and link.mode is LinkMode.SYNCHRONOUS and state.level >= FROM_FIRST
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKEN_UP_S):
+                await self._leader_end.discovery.look_again()
+                while holds and not self._leader_end.holds_from_first(link_name, None):
+                    await self._leader_end.discovery.look_again()
 
     async def verification_as_agreed(self, done: str) -> None:
         """Switch the brokers' check of transactions off, or on again, as the mappings ask for now."""

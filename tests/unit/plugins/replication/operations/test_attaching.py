@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import run_simulated
+from support.plugins import Two, on_two
 from support.replicas import LINK, End, Replicas
 
 from isthmus_control.commands import AttachNamespace, Body, DetachNamespace
@@ -551,3 +552,17 @@ def test_what_becomes_of_what_the_source_loses_is_set_from_either_side(side: str
         await refused(service.attach(LINK, principals), "INVALID", "leave it out")
 
     on_link(work)
+
+
+def test_acks_of_topics_that_come_wait_when_the_command_returns() -> None:
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        await two.a.links.attach(LINK, LEADS)
+        await two.a.links.set_mode(LINK, links.SetMode(mode="synchronous"))
+        leader_end = two.a.plugin.parts.leader_end
+        await two.until("they wait", lambda: leader_end.holds_from_first(LINK, None))
+        await two.b.links.attach(LINK, links.Attach(local="more-", remote="more-", role="follower"))
+        assert leader_end.holds_from_first(LINK, None)
+
+    on_two(work)
