@@ -60,6 +60,7 @@ from isthmus_plugins.links import (
     OffsetsTopicStatus,
     OffsetsView,
     OperationError,
+    PartitionPlan,
     PartitionStatus,
     PartitionVerdict,
     Promote,
@@ -271,13 +272,23 @@ class MemoryLinks:
             records_lost=7,
             settings_refused="the target refuses settings of orders-eu (segment.bytes)",
         )
+        parted = TopicPlan(
+            topic="orders-us",
+            source_topic="orders-us",
+            action="refuse",
+            records_lost=3,
+            partitions=[PartitionPlan(partition=0, shared=20, end=23, source_end=25, first_ms=0, last_ms=1000)],
+            groups_moved=["app-1"],
+            cut="2a32",
+        )
         return AttachResult(
             link_name=link_name,
             local=request.local,
             remote=request.remote,
             role=request.role,
             dry_run=request.dry_run,
-            topics=[plan],
+            topics=[plan, parted] if request.dry_run else [plan],
+            cut="2a32" if request.dry_run else None,
             transaction_verification=self.verification,
             missing_grants=self.missing,
         )

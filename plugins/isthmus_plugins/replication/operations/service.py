@@ -182,6 +182,8 @@ class LinkService(Part):
             calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
             calls.LedTopics.by(self.attaching.on_led_topics),
+            calls.LogOrigins.by(self.attaching.on_log_origins),
+            calls.LogTails.by(self.attaching.on_log_tails),
             calls.CheckAcls.by(self.attaching.on_check_acls),
             calls.CompletingTransactions.by(self.on_completing_transactions),
             calls.LogEnds.by(self.on_log_ends),
