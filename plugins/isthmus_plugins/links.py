@@ -187,6 +187,18 @@ class Attach(_Model):
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
 
 
+class Recover(_Model):
+    """What one cluster of a link led before the other one was failed over, and is to follow from now on."""
+
+    namespaces: list[NamespaceRef] = Field(
+        default=[], description="of this cluster; none: all that either cluster led and the other one does not follow"
+    )
+    disable_transaction_verification: bool = Field(
+        default=False, description="as of an attached pair: the follower's brokers go without it"
+    )
+    dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
+
+
 class AlterMapping(_Model):
     """What is set of a pair of namespaces that is attached; what the operator agreed to stays as it is."""
 
@@ -296,6 +308,14 @@ class AttachResult(_Model):
     missing_grants: list[str] = []
     """What the other cluster has not granted for that: then nothing else is known of what it would do, and, but for a
     dry run, the pair waits until it is."""
+
+
+class RecoverReport(_Model):
+    """Of each pair: what attaching it did, or (``dry_run``) would do. The follower's end is the old source's."""
+
+    link_name: str
+    dry_run: bool
+    namespaces: list[AttachResult]
 
 
 class MappingStatus(_Model):

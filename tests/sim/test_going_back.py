@@ -16,16 +16,18 @@ from support.fake_cluster import Partition
 from support.plugins import Two, on_two
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
+from isthmus_control.commands import AttachNamespace, DetachNamespace
 from isthmus_control.model import TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.links import OperationError
 
 LEADS = links.Attach(local="a-", remote="b-", role="leader")
 BACK = links.Attach(local="a-", remote="b-", role="follower")
 BACK_FROM_B = links.Attach(local="b-", remote="a-", role="leader")
+DRY = links.Recover(dry_run=True)
 SHARED = 20
 
 
@@ -48,8 +50,8 @@ def write(partition: Partition, what: str, count: int) -> None:
         partition.write_values(b"%s %d" % (what.encode(), number))
 
 
-async def failed_over(two: Two, ahead: int, written: int) -> None:
-    """B follows A to :data:`SHARED`, A is gone, wrote ``ahead`` more, and B is written; then A is back."""
+async def failed_over(two: Two, ahead: int, written: int, *, detached: bool = True) -> None:
+    """B follows A to :data:`SHARED`, A wrote ``ahead`` more and is gone, B is written; then A is back, and detached."""
     two.clusters["A"].add_topic("a-t", 2)
     for index in range(2):
         write(log_of(two, "A", index), f"shared {index}", SHARED)
@@ -65,7 +67,8 @@ async def failed_over(two: Two, ahead: int, written: int) -> None:
     write(log_of(two, "B"), "new", written)
     await two.a.start()
     await two.until("A is back", lambda: two.a.plugin.parts.peers.connections("a-to-b"), 60)
-    await two.a.links.detach("a-to-b", "a-", local_only=True)
+    if detached:
+        await two.a.links.detach("a-to-b", "a-", local_only=True)
 
 
 def told(two: Two) -> bool:
@@ -227,5 +230,74 @@ def test_a_topic_to_be_cut_does_not_follow_before(tmp_path: Path) -> None:
         await two.a.links.attach("a-to-b", BACK.model_copy(update={"cut": told.cut}))
         await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
         assert salvaged(tmp_path) == [b"ahead 0", b"ahead 1", b"ahead 2", b"too late 0"]
+
+    going_back(work, tmp_path)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_one_command_on_either_side_has_the_old_source_follow(which: str, tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        await failed_over(two, 3, 5, detached=False)
+        side = getattr(two, which).links
+        told = await side.recover("a-to-b", DRY)
+        (pair,) = told.namespaces
+        assert (pair.local, pair.role) == (("a-", "follower") if which == "a" else ("b-", "leader"))
+        assert [(each.topic, each.records_lost) for each in pair.topics] == [("a-t", 3)]
+        assert [each.role for each in two.a.status().mappings] == ["leader"]
+        done = await side.recover("a-to-b", links.Recover())
+        assert [each.action for each in done.namespaces[0].topics] == ["cut"]
+        assert [each.role for each in (*two.a.status().mappings, *two.b.status().mappings)] == ["follower", "leader"]
+        await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
+        assert values(log_of(two, "A")) == values(log_of(two, "B"))
+        assert salvaged(tmp_path) == [b"ahead 0", b"ahead 1", b"ahead 2"]
+        with pytest.raises(OperationError, match="nothing to recover"):
+            await side.recover("a-to-b", links.Recover())
+
+    going_back(work, tmp_path)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_what_was_attached_at_one_end_is_gone_on_with(which: str, tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        await failed_over(two, 0, 5, detached=False)
+        append = two.controls["B"].append
+
+        async def failing(body: Any) -> Any:
+            if isinstance(body, AttachNamespace | DetachNamespace):
+                raise BrokerUnavailable("the control log does not answer")
+            return await append(body)
+
+        two.controls["B"].append = failing  # type: ignore[method-assign]
+        attaching = two.a.plugin.parts.service.attaching
+        detach = attaching.detach_here
+        attaching.detach_here = _killed
+        with pytest.raises(OperationError):
+            await two.a.links.recover("a-to-b", links.Recover())
+        attaching.detach_here = detach
+        two.controls["B"].append = append  # type: ignore[method-assign]
+        assert [each.role for each in two.a.status().mappings] == ["follower"]
+        assert not two.b.status().mappings
+        await getattr(two, which).links.recover("a-to-b", links.Recover())
+        await two.until("equal", lambda: ends(two, "A") == ends(two, "B"), 60)
+
+    going_back(work, tmp_path)
+
+
+async def _killed(*_: Any) -> None:
+    """It was killed before it could take back what it did."""
+
+
+def test_nothing_is_recovered_from_a_cluster_that_was_not_failed_over(tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        two.clusters["A"].add_topic("a-t", 2)
+        await two.create()
+        await two.connected()
+        await two.a.links.attach("a-to-b", LEADS)
+        with pytest.raises(OperationError, match="nothing to recover"):
+            await two.b.links.recover("a-to-b", links.Recover())
+        await two.b.links.detach("a-to-b", "b-", local_only=True)
+        for each in (two.a, two.b):
+            with pytest.raises(OperationError, match="still reserved"):
+                await each.links.recover("a-to-b", links.Recover())
 
     going_back(work, tmp_path)

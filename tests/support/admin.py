@@ -66,6 +66,8 @@ from isthmus_plugins.links import (
     Promote,
     PromotedNamespace,
     PromoteReport,
+    Recover,
+    RecoverReport,
     SecretRotated,
     SetMode,
     TokenStatus,
@@ -292,6 +294,12 @@ class MemoryLinks:
             transaction_verification=self.verification,
             missing_grants=self.missing,
         )
+
+    async def recover(self, link_name: str, request: Recover) -> RecoverReport:
+        self.calls.append(("recover", link_name, [(each.type, each.local) for each in request.namespaces]))
+        asked = Attach(local="orders-", remote="orders-", role="follower", dry_run=request.dry_run)
+        report = [await self.attach(link_name, asked)]
+        return RecoverReport(link_name=link_name, dry_run=request.dry_run, namespaces=report)
 
     async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
         wanted = request.on_source_loss, request.on_source_delete

@@ -317,6 +317,14 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         check_synchronous(link, mapping, namespace.informational)
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
     attached = link.mapping(body.type, body.local_prefix)
+    changes: list[Change] = []
+    if attached is not None and _recovers(body, attached):
+        state, told = _detached(state, link, attached, command.at_ms)
+        changes += told
+        rest = tuple(other for other in link.mappings if other is not attached)
+        link = grants.detached(replace(link, mappings=rest), attached, body.for_peer)
+        state = state.evolve(links=put(state.links, link.name, link))
+        attached = None
     if body.for_peer:
         grants.check_attach(link, body)
     link = grants.attached(state, link, mapping, body.for_peer)
@@ -324,7 +332,6 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         return _attach_again(state, link, attached, mapping)
     for other_link, other in ((link_, m) for _, link_ in sorted(state.links.items()) for m in link_.mappings):
         _check_pair(link, mapping, other_link, other)
-    changes: list[Change] = []
     after = namespace
     if body.role is Role.FOLLOWER:
         state = without_claims(state, link.name, mapping)
@@ -340,6 +347,12 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         ),
         tuple(changes),
     )
+
+
+def _recovers(body: c.AttachNamespace, attached: NamespaceMapping) -> bool:
+    """Whether a pair that this cluster led is to follow instead."""
+    turned = (attached.role, body.role) == (Role.LEADER, Role.FOLLOWER)
+    return body.recovers and turned and attached.remote_prefix == body.remote_prefix
 
 
 def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, wanted: NamespaceMapping) -> Result:

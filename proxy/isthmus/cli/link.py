@@ -400,6 +400,51 @@ def promote(
 
 @app.command(
     epilog=example(
+        "isthmus link recover a-to-b --dry-run",
+        "isthmus link recover a-to-b --local orders- --local-group app-",
+    )
+    + EXIT_CODES
+)
+def recover(
+    name: NameArgument,
+    local: Annotated[list[str] | None, typer.Option("--local", help="Prefix of a local topic namespace.")] = None,
+    local_group: Annotated[
+        list[str] | None, typer.Option("--local-group", help="Prefix of a local consumer group namespace.")
+    ] = None,
+    disable_transaction_verification: Annotated[
+        bool,
+        typer.Option(
+            "--disable-transaction-verification",
+            help="As of attach: on the brokers of the old source, which follows now.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Change nothing, print what the old source would lose."),
+    ] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the old source follow, after a failover, the cluster that took over: on either side.
+
+    Without --local and --local-group: all that one cluster of the link leads and the other one does not follow. What
+    the old source's topics hold alone goes to salvage files of its proxies and is cut (`isthmus salvage`); what both
+    have is not copied again. What was begun is gone on with when the command is given again.
+    """
+    body = {
+        "namespaces": [
+            *({"type": "topic", "local": prefix} for prefix in local or ()),
+            *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
+        ],
+        "disable_transaction_verification": disable_transaction_verification,
+        "dry_run": dry_run,
+    }
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/links/{_path(name)}/recover", body), output, _recovered)
+
+
+@app.command(
+    epilog=example(
         "isthmus link failover a-to-b --dry-run",
         "isthmus link failover a-to-b",
         "isthmus link failover a-to-b --local orders- --local-group app- -o json",
@@ -760,6 +805,13 @@ def _acl_lines(acls: dict[str, Any]) -> Iterator[str]:
 
 def _of_groups(groups: list[str]) -> str:
     return f": {', '.join(groups)}" if groups else ""
+
+
+def _recovered(report: dict[str, Any]) -> Iterator[str]:
+    for number, each in enumerate(report["namespaces"]):
+        if number:
+            yield ""
+        yield from _attached(each)
 
 
 def _parted(result: dict[str, Any]) -> Iterator[str]:

@@ -387,6 +387,17 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     assert admin.links.calls == [("detach", "a-to-b", "orders-", "topic", False)]
 
 
+def test_the_old_source_is_recovered(admin: RunningAdmin) -> None:
+    dry = run("link", "recover", "a-to-b", "--dry-run", url=admin.url)
+    assert dry.exit_code == 0
+    assert "orders- (follower) would be attached to a-to-b" in dry.stdout
+    assert re.search(r"^orders-us +0 +20 +23 +25", dry.stdout, re.MULTILINE)
+    named = ("--local", "orders-", "--local-group", "app-", "-o", "json")
+    assert ok(run("link", "recover", "a-to-b", *named, url=admin.url))["namespaces"][0]["role"] == "follower"
+    wanted = [("topic", "orders-"), ("consumer-group", "app-")]
+    assert admin.links.calls == [("recover", "a-to-b", []), ("recover", "a-to-b", wanted)]
+
+
 # --- verify, status, topics
 
 

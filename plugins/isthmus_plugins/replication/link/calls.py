@@ -262,6 +262,8 @@ class PlanAttach(Question[PlanAttachAnswer]):
     role: Role
     truncate_target: bool = False
     disable_transaction_verification: bool = False
+    recovers: bool | None = field(default=None, metadata=LEFT_OUT)
+    """See :class:`Attach`."""
     topics: tuple[LedTopic, ...] = field(kw_only=True)
 
 
@@ -283,11 +285,36 @@ class Attach(Question[Done]):
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
     cuts: tuple[AgreedCut, ...] | None = field(default=None, metadata=LEFT_OUT)
     """The topics that the operator agreed to have cut, as they were then."""
+    recovers: bool | None = field(default=None, metadata=LEFT_OUT)
+    """The asked end led the pair until the other one was failed over, and follows instead."""
 
     @classmethod
     def other_end(cls, mapping: NamespaceMapping) -> Attach:
         """Has the other end of a pair attached that is attached here, without consents."""
         return cls(mapping.type, mapping.remote_prefix, mapping.local_prefix, mapping.role.other)
+
+
+class AttachedPair(NamedTuple):
+    """A pair of namespaces, as the cluster calls them at which it is attached."""
+
+    type: ResourceType
+    local: str
+    remote: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedPairsAnswer:
+    pairs: tuple[AttachedPair, ...]
+    reserved: tuple[NamespaceName, ...]
+    """Namespaces that no client writes, attached to whatever link, or to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedPairs(Question[AttachedPairsAnswer]):
+    """A cluster asks what the link has attached at the other one."""
+
+    METHOD = "attached_pairs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from isthmus_control.commands import AlterMapping, AttachNamespace, DetachNamespace
+from isthmus_control.grants import not_granted, parse_grant
 from isthmus_control.model import (
     INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
@@ -87,11 +88,16 @@ class Attaching:
         self._consents = consents
         self._shared_logs = SharedLogs(context)
 
-    async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
-        """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits."""
+    async def attach(self, link_name: str, request: links.Attach, *, recovers: bool = False) -> AttachResult:
+        """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits.
+
+        ``recovers``: the follower's end led it until the other one was failed over.
+        """
         link = self._commands.link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
         lacking = await self._consents.ask(link_name, request.model_copy(update={"dry_run": True}))
+        if lacking and recovers:
+            raise OperationError(ReasonCode.NOT_GRANTED, not_granted(link_name, map(parse_grant, lacking)), 409)
         if lacking:
             self._commands.would_append(
                 AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
@@ -115,6 +121,7 @@ class Attaching:
             disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
             on_source_loss=on_source_loss if role is Role.LEADER else None,
             on_source_delete=on_source_delete if role is Role.LEADER else None,
+            recovers=(role is Role.LEADER and recovers) or None,
         )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
@@ -128,6 +135,7 @@ class Attaching:
                 role.other,
                 request.truncate_target,
                 request.disable_transaction_verification,
+                recovers or None,
                 topics=topics,
             )
             answer = await self._commands.call(link_name, question)
@@ -140,6 +148,7 @@ class Attaching:
                 disable_transaction_verification=request.disable_transaction_verification,
                 on_source_loss=on_source_loss,
                 on_source_delete=on_source_delete,
+                recovers=recovers,
             )
             led = kind is ResourceType.TOPIC
             asked = calls.LedTopics(request.remote, request.dry_run or None)
@@ -480,6 +489,7 @@ def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach
         on_source_loss=question.on_source_loss if isinstance(question, calls.Attach) else None,
         on_source_delete=question.on_source_delete if isinstance(question, calls.Attach) else None,
         cuts=(question.cuts or ()) if isinstance(question, calls.Attach) else (),
+        recovers=bool(question.recovers),
     )
 
 

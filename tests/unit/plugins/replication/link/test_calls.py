@@ -305,6 +305,19 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
     ),
     (calls.StreamOrigins(1, ORIGINS), f'{{"stream":1,"origins":{ORIGINS_JSON}}}', [(calls.Done(), "{}")]),
     (
+        calls.AttachedPairs(),
+        "{}",
+        [
+            (
+                calls.AttachedPairsAnswer(
+                    (calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),),
+                    (calls.NamespaceName("topic", "x-"),),
+                ),
+                '{"pairs":[["topic","l-","r-","leader"]],"reserved":[["topic","x-"]]}',
+            )
+        ],
+    ),
+    (
         calls.LogOrigins("l-t"),
         '{"topic":"l-t"}',
         [
