@@ -42,6 +42,7 @@ from isthmus_control.levels import (
 from isthmus_control.model import (
     PLAIN_TERMS,
     AckTerms,
+    AgreedCut,
     AttachRequest,
     BrokerClaim,
     Grant,
@@ -414,6 +415,7 @@ class AttachNamespace(Body):
     ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
     The consents: see :class:`~isthmus_control.model.NamespaceMapping`. ``on_source_loss``, ``on_source_delete`` None:
     as it is. ``for_peer``, of this and other commands: the other cluster asked, which may have what it was granted.
+    ``recovers``: a pair that this cluster led, until the other one was failed over, follows instead.
     """
 
     KIND: ClassVar[str] = "attach-namespace"
@@ -429,6 +431,8 @@ class AttachNamespace(Body):
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
     for_peer: bool = field(default=False, metadata=since(CONSENT))
+    cuts: tuple[AgreedCut, ...] = field(default=(), metadata=since(ORIGINS))
+    recovers: bool = field(default=False, metadata=since(ORIGINS))
 
     def mapping(self, attached_ms: int = 0, at_offset: int = 0) -> NamespaceMapping:
         """What is attached, once the command stands at ``at_offset``."""
@@ -443,6 +447,7 @@ class AttachNamespace(Body):
             self.disable_transaction_verification,
             on_source_loss=self.on_source_loss,
             on_source_delete=self.on_source_delete,
+            cuts=self.cuts,
         )
 
 

@@ -23,6 +23,7 @@ from isthmus_control.demands import Demands
 from isthmus_control.levels import (
     CONSENT,
     FROM_FIRST,
+    ORIGINS,
     SECRET_ROTATION,
     SOURCE_DELETIONS,
     SOURCE_LOSSES,
@@ -225,6 +226,16 @@ class OnSourceDelete(StrEnum):
     """It is deleted as well."""
 
 
+class AgreedCut(NamedTuple):
+    """A topic that an operator agreed to have cut to what it shares with its source's.
+
+    ``token`` stands for the ends of its logs and of what is shared: at others the topic is not cut.
+    """
+
+    topic_id: str
+    token: str
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceMapping:
     """A pair of namespaces attached to a link, or (``offsets``) the pair of an offsets topic and its copy.
@@ -234,6 +245,7 @@ class NamespaceMapping:
     ``disable_transaction_verification``: the operator agreed that the follower's brokers go without
     :data:`TRANSACTION_VERIFICATION` while the mapping stands. ``on_source_loss``: of a follower; None: HOLD where the
     source's namespace is strict, else CUT. ``on_source_delete``: of a follower of topics; None: KEEP.
+    ``cuts``: the operator agreed that these topics are cut to what they share with the source's, as they were then.
     """
 
     type: ResourceType
@@ -247,10 +259,15 @@ class NamespaceMapping:
     offsets: OffsetsCopy | None = None
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=since(SOURCE_LOSSES))
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=since(SOURCE_DELETIONS))
+    cuts: tuple[AgreedCut, ...] = field(default=(), metadata=since(ORIGINS))
 
     @property
     def local(self) -> NamespaceKey:
         return NamespaceKey(self.type, self.local_prefix)
+
+    def agreed_cut(self, topic_id: str) -> str | None:
+        """What the operator agreed to of a topic of that id (see :class:`AgreedCut`); None: not to have it cut."""
+        return next((each.token for each in self.cuts if each.topic_id == topic_id), None)
 
     def holds(self, local_name: str) -> bool:
         """Whether the local namespace holds a resource."""

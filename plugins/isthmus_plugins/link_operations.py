@@ -24,6 +24,8 @@ from isthmus_plugins.links import (
     OffsetsView,
     Promote,
     PromoteReport,
+    Recover,
+    RecoverReport,
     SecretRotated,
     SetMode,
     TokenStatus,
@@ -89,6 +91,9 @@ class LinkOperations(Protocol):
 
     def status(self, link_name: str) -> LinkStatus:
         """One link with its partitions."""
+
+    async def recover(self, link_name: str, request: Recover) -> RecoverReport:
+        """Have what one cluster led before the other one was failed over follow that, cut to where both part."""
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
         """Make drained follower namespaces writable; ``progress`` is called with (namespaces done, in all)."""

@@ -179,6 +179,23 @@ class Attach(_Model):
         description="the follower's brokers go without transaction.partition.verification.enable while this is "
         "attached, so that transactions and group offsets can be copied",
     )
+    cut: str | None = Field(
+        default=None,
+        description="topics of the follower namespace are cut to what they share with the source's, as a dry run said; "
+        "its `cut`, which is another one as soon as a log has changed",
+    )
+    dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
+
+
+class Recover(_Model):
+    """What one cluster of a link led before the other one was failed over, and is to follow from now on."""
+
+    namespaces: list[NamespaceRef] = Field(
+        default=[], description="of this cluster; none: all that either cluster led and the other one does not follow"
+    )
+    disable_transaction_verification: bool = Field(
+        default=False, description="as of an attached pair: the follower's brokers go without it"
+    )
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
 
 
@@ -203,18 +220,46 @@ class AlterMapping(_Model):
         return self
 
 
+class PartitionPlan(_Model):
+    """What one partition has in common with its source's, and what goes on either side if it follows the other one.
+
+    Beyond ``shared`` the follower's log has ``end - shared`` offsets, the source's ``source_end - shared``; timestamps
+    (Unix ms) are those of the first and the last batch there.
+    """
+
+    partition: int
+    shared: int
+    end: int
+    source_end: int
+    unknown: str | None = None
+    """Why nobody knows whether they are the same beyond ``shared``."""
+    first_ms: int | None = None
+    last_ms: int | None = None
+    source_first_ms: int | None = None
+    source_last_ms: int | None = None
+
+
 class TopicPlan(_Model):
-    """What attaching would do with one topic of the follower namespace."""
+    """What attaching would do with one topic of the follower namespace.
+
+    ``cut``: it keeps what its log shares with the source's, and what comes behind goes to salvage files.
+    """
 
     topic: str
     source_topic: str
-    action: Literal["create", "follow", "truncate", "refuse"]
+    action: Literal["create", "follow", "cut", "truncate", "refuse"]
     topic_id: str | None = None
     """Of the topic that is there."""
     records_lost: int = 0
     reason: str | None = None
     settings_refused: str | None = None
     """In a dry run: which of its source's settings the brokers would refuse. It follows without them."""
+    partitions: list[PartitionPlan] | None = None
+    """Of a topic that holds what is not known to be the source's."""
+    groups_moved: list[str] | None = None
+    """Groups that have committed offsets beyond ``shared``, which are moved there when it is cut."""
+    cut: str | None = None
+    """What the operator agrees to who has it cut; None: it cannot be."""
 
 
 class TransactionVerificationPlan(_Model):
@@ -258,9 +303,19 @@ class AttachResult(_Model):
     groups: list[GroupPlan] = []
     left_out: list[LeftOutName] = []
     """By all that the link has attached then."""
+    cut: str | None = None
+    """What the operator agrees to who has the topics cut that hold what their sources have not."""
     missing_grants: list[str] = []
     """What the other cluster has not granted for that: then nothing else is known of what it would do, and, but for a
     dry run, the pair waits until it is."""
+
+
+class RecoverReport(_Model):
+    """Of each pair: what attaching it did, or (``dry_run``) would do. The follower's end is the old source's."""
+
+    link_name: str
+    dry_run: bool
+    namespaces: list[AttachResult]
 
 
 class MappingStatus(_Model):

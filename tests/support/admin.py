@@ -60,11 +60,14 @@ from isthmus_plugins.links import (
     OffsetsTopicStatus,
     OffsetsView,
     OperationError,
+    PartitionPlan,
     PartitionStatus,
     PartitionVerdict,
     Promote,
     PromotedNamespace,
     PromoteReport,
+    Recover,
+    RecoverReport,
     SecretRotated,
     SetMode,
     TokenStatus,
@@ -298,16 +301,32 @@ class MemoryLinks:
             records_lost=7,
             settings_refused="the target refuses settings of orders-eu (segment.bytes)",
         )
+        parted = TopicPlan(
+            topic="orders-us",
+            source_topic="orders-us",
+            action="refuse",
+            records_lost=3,
+            partitions=[PartitionPlan(partition=0, shared=20, end=23, source_end=25, first_ms=0, last_ms=1000)],
+            groups_moved=["app-1"],
+            cut="2a32",
+        )
         return AttachResult(
             link_name=link_name,
             local=request.local,
             remote=request.remote,
             role=request.role,
             dry_run=request.dry_run,
-            topics=[plan],
+            topics=[plan, parted] if request.dry_run else [plan],
+            cut="2a32" if request.dry_run else None,
             transaction_verification=self.verification,
             missing_grants=self.missing,
         )
+
+    async def recover(self, link_name: str, request: Recover) -> RecoverReport:
+        self.calls.append(("recover", link_name, [(each.type, each.local) for each in request.namespaces]))
+        asked = Attach(local="orders-", remote="orders-", role="follower", dry_run=request.dry_run)
+        report = [await self.attach(link_name, asked)]
+        return RecoverReport(link_name=link_name, dry_run=request.dry_run, namespaces=report)
 
     async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
         wanted = request.on_source_loss, request.on_source_delete

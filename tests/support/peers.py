@@ -19,6 +19,7 @@ class CalledAtOnce:
 
     def __init__(self, link_name: str, answers: Iterable[Answering]) -> None:
         self.link_name = link_name
+        self.peer_features = frozenset[str]()
         self.asked: list[Question[Any]] = []
         self._answers = by_methods(answers)
 

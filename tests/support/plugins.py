@@ -68,9 +68,9 @@ class Proxy:
 class Two:
     """Clusters A and B with a proxy each."""
 
-    def __init__(self, brokers: int = 1) -> None:
+    def __init__(self, brokers: int = 1, cluster: type[FakeCluster] = FakeCluster) -> None:
         rng = random.Random(3)
-        self.clusters = {name: FakeCluster(rng, range(1, brokers + 1)) for name in "AB"}
+        self.clusters = {name: cluster(rng, range(1, brokers + 1)) for name in "AB"}
         self.controls = {name: FakeControl(name, rng) for name in "AB"}
         for cluster in self.clusters.values():
             cluster.add_topic("__isthmus_control")
@@ -98,9 +98,11 @@ class Two:
         await self.until("connected", lambda: self.a.status(name).state == self.b.status(name).state == "Following")
 
 
-def on_two(work: Callable[[Two], Awaitable[None]], timeout_s: float = 30) -> None:
+def on_two(
+    work: Callable[[Two], Awaitable[None]], timeout_s: float = 30, cluster: type[FakeCluster] = FakeCluster
+) -> None:
     async def run() -> None:
-        two = Two()
+        two = Two(cluster=cluster)
         await two.a.start()
         await two.b.start()
         try:

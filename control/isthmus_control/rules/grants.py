@@ -144,7 +144,7 @@ def check_attach(link: Link, body: c.AttachNamespace) -> None:
         body.remote_prefix,
         body.role,
         asked_here=False,
-        truncate_target=bool(body.truncate_topic_ids),
+        truncate_target=bool(body.truncate_topic_ids or body.cuts),
         disable_transaction_verification=body.disable_transaction_verification,
         on_source_loss=body.on_source_loss,
         on_source_delete=body.on_source_delete,

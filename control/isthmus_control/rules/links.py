@@ -16,6 +16,7 @@ from isthmus_control.model import (
     FOLLOWER_REPLICATION_FACTOR,
     SYNC_CONFIRM_TIMEOUT,
     TRANSACTION_VERIFICATION,
+    AgreedCut,
     HeldConfig,
     Link,
     LinkMode,
@@ -26,6 +27,7 @@ from isthmus_control.model import (
     OnSourceLoss,
     ResourceType,
     Role,
+    TopicState,
     overlap,
 )
 from isthmus_control.outcome import (
@@ -62,6 +64,7 @@ from isthmus_control.rules.sync import check_synchronous, mode_changed, records_
 from isthmus_control.rules.truncations import cancelled
 
 LINKS_MAX = 1_000
+CUT_TOKEN_CHARS_MAX = 64
 ONLY_THE_FOLLOWERS = "what becomes of what the source lost is set at the follower's side, of topics and groups"
 ONLY_OF_TOPICS = "what becomes of topics that the source deletes is set at the follower's side, of topics"
 
@@ -280,6 +283,15 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
     for topic_id in body.truncate_topic_ids:
         check_uuid(topic_id, "the topic id")
     require(
+        (body.role is Role.FOLLOWER and body.type is ResourceType.TOPIC) or not body.cuts,
+        Rejection.INVALID,
+        "only the follower's side can agree to have its topics cut",
+    )
+    require(len(body.cuts) <= ENTRIES_MAX, Rejection.INVALID, f"more than {ENTRIES_MAX} topics to cut")
+    for cut in body.cuts:
+        check_uuid(cut.topic_id, "the topic id")
+        require(0 < len(cut.token) <= CUT_TOKEN_CHARS_MAX, Rejection.INVALID, "what was agreed to is no token")
+    require(
         body.role is Role.FOLLOWER or not body.disable_transaction_verification,
         Rejection.INVALID,
         "only the follower's side can agree to settings of its brokers",
@@ -305,6 +317,14 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         check_synchronous(link, mapping, namespace.informational)
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
     attached = link.mapping(body.type, body.local_prefix)
+    changes: list[Change] = []
+    if attached is not None and _recovers(body, attached):
+        state, told = _detached(state, link, attached, command.at_ms)
+        changes += told
+        rest = tuple(other for other in link.mappings if other is not attached)
+        link = grants.detached(replace(link, mappings=rest), attached, body.for_peer)
+        state = state.evolve(links=put(state.links, link.name, link))
+        attached = None
     if body.for_peer:
         grants.check_attach(link, body)
     link = grants.attached(state, link, mapping, body.for_peer)
@@ -312,7 +332,6 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         return _attach_again(state, link, attached, mapping)
     for other_link, other in ((link_, m) for _, link_ in sorted(state.links.items()) for m in link_.mappings):
         _check_pair(link, mapping, other_link, other)
-    changes: list[Change] = []
     after = namespace
     if body.role is Role.FOLLOWER:
         state = without_claims(state, link.name, mapping)
@@ -330,6 +349,12 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
     )
 
 
+def _recovers(body: c.AttachNamespace, attached: NamespaceMapping) -> bool:
+    """Whether a pair that this cluster led is to follow instead."""
+    turned = (attached.role, body.role) == (Role.LEADER, Role.FOLLOWER)
+    return body.recovers and turned and attached.remote_prefix == body.remote_prefix
+
+
 def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, wanted: NamespaceMapping) -> Result:
     """A repeated attach is accepted, and may give or take back the operator's consents, or set what it names."""
     same = replace(
@@ -338,6 +363,7 @@ def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, w
         attached_at_offset=attached.attached_at_offset,
         on_source_loss=wanted.on_source_loss or attached.on_source_loss,
         on_source_delete=wanted.on_source_delete or attached.on_source_delete,
+        cuts=(*wanted.cuts, *_still_to_be_cut(state, attached, wanted)),
     )
     require(
         (same.remote_prefix, same.role) == (attached.remote_prefix, attached.role),
@@ -346,6 +372,15 @@ def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, w
         f"of {attached.remote_prefix!r}: detach it first",
     )
     return _altered(state, link, attached, same)
+
+
+def _still_to_be_cut(
+    state: ControlState, attached: NamespaceMapping, wanted: NamespaceMapping
+) -> tuple[AgreedCut, ...]:
+    """What was agreed before, of topics that follow once they are cut: that is not taken back, or they would now."""
+    agreed = {each.topic_id for each in wanted.cuts}
+    following = {each.topic_id for each in state.follower_topics.values() if each.state is TopicState.FOLLOWING}
+    return tuple(each for each in attached.cuts if each.topic_id in following - agreed)
 
 
 def _alter_mapping(state: ControlState, offset: int, command: c.Command, body: c.AlterMapping) -> Result:

@@ -58,6 +58,8 @@ from isthmus_plugins.links import (
     OffsetsView,
     OperationError,
     Promote,
+    Recover,
+    RecoverReport,
     SecretRotated,
     SetMode,
     TopicDecision,
@@ -376,6 +378,11 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         operation = operations.start("promote", target, lambda progress: links.promote(name, request, progress))
         response.headers["location"] = f"/v1/operations/{operation.id}"
         return operation.view()
+
+    @app.post("/v1/links/{name}/recover", tags=["links"], summary="Have the old source follow after a failover")
+    async def recover(name: str, request: Recover) -> RecoverReport:
+        """Either cluster may be asked. What the old source has alone is salvaged and cut: `dry_run` says it."""
+        return await _operations(services).recover(name, request)
 
     @app.post(
         "/v1/links/{name}/failover",

@@ -279,6 +279,7 @@ def delete(
     epilog=example(
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --truncate-target --dry-run",
+        "isthmus link attach a-to-b --local orders- --remote orders- --role follower --cut 1f2e3d4c5b6a",
         "isthmus link attach a-to-b --type principal --local User:app- --remote User:app- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --disable-transaction-verification",
         "isthmus link attach a-to-b --type consumer-group --local app- --remote app- --role leader",
@@ -297,6 +298,14 @@ def attach(
         bool,
         typer.Option("--truncate-target", help="Empty topics of the follower namespace that hold other records."),
     ] = False,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            "--cut",
+            help="Salvage and cut what topics of the follower namespace hold and their sources do not: what --dry-run "
+            "printed, which is another word as soon as a log has changed.",
+        ),
+    ] = None,
     disable_transaction_verification: Annotated[
         bool,
         typer.Option(
@@ -331,6 +340,8 @@ def attach(
         body["on_source_loss"] = on_source_loss
     if on_source_delete is not None:
         body["on_source_delete"] = on_source_delete
+    if cut is not None:
+        body["cut"] = cut
     with Admin(url, output) as admin:
         show(admin.post(f"/v1/links/{_path(name)}/mappings", body), output, _attached)
 
@@ -385,6 +396,51 @@ def promote(
         operation = admin.post(f"/v1/links/{_path(name)}/promote", {"namespaces": namespaces, "dry_run": dry_run})
         report = follow(admin, operation, f"promoting over {name}", output, cancel=False)
     show(report, output, _promoted)
+
+
+@app.command(
+    epilog=example(
+        "isthmus link recover a-to-b --dry-run",
+        "isthmus link recover a-to-b --local orders- --local-group app-",
+    )
+    + EXIT_CODES
+)
+def recover(
+    name: NameArgument,
+    local: Annotated[list[str] | None, typer.Option("--local", help="Prefix of a local topic namespace.")] = None,
+    local_group: Annotated[
+        list[str] | None, typer.Option("--local-group", help="Prefix of a local consumer group namespace.")
+    ] = None,
+    disable_transaction_verification: Annotated[
+        bool,
+        typer.Option(
+            "--disable-transaction-verification",
+            help="As of attach: on the brokers of the old source, which follows now.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Change nothing, print what the old source would lose."),
+    ] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the old source follow, after a failover, the cluster that took over: on either side.
+
+    Without --local and --local-group: all that one cluster of the link leads and the other one does not follow. What
+    the old source's topics hold alone goes to salvage files of its proxies and is cut (`isthmus salvage`); what both
+    have is not copied again. What was begun is gone on with when the command is given again.
+    """
+    body = {
+        "namespaces": [
+            *({"type": "topic", "local": prefix} for prefix in local or ()),
+            *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
+        ],
+        "disable_transaction_verification": disable_transaction_verification,
+        "dry_run": dry_run,
+    }
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/links/{_path(name)}/recover", body), output, _recovered)
 
 
 @app.command(
@@ -751,6 +807,41 @@ def _of_groups(groups: list[str]) -> str:
     return f": {', '.join(groups)}" if groups else ""
 
 
+def _recovered(report: dict[str, Any]) -> Iterator[str]:
+    for number, each in enumerate(report["namespaces"]):
+        if number:
+            yield ""
+        yield from _attached(each)
+
+
+def _parted(result: dict[str, Any]) -> Iterator[str]:
+    """Where topics part from their sources, and what goes on either side. Versions before it do not say."""
+    parted = [topic for topic in result["topics"] if topic.get("partitions")]
+    if not parted:
+        return
+    yield ""
+    yield from columns(
+        ("TOPIC", "PARTITION", "SHARED", "END", "SOURCE_END", "FIRST", "LAST", "SOURCE_FIRST", "SOURCE_LAST"),
+        (
+            (
+                *(topic["topic"], each["partition"], each["shared"] if each["unknown"] is None else "unknown"),
+                *(each["end"], each["source_end"]),
+                *(
+                    None if each[name] is None else moment(each[name])
+                    for name in ("first_ms", "last_ms", "source_first_ms", "source_last_ms")
+                ),
+            )
+            for topic in parted
+            for each in topic["partitions"]
+        ),
+    )
+    moved = sorted({group for topic in parted for group in topic["groups_moved"] or ()})
+    if moved:
+        yield f"committed offsets beyond SHARED, which would be moved there: {', '.join(moved)}"
+    if result.get("cut") is not None and any(topic["action"] == "refuse" for topic in parted):
+        yield f"--cut {result['cut']} salvages and cuts what is beyond SHARED here; the source's comes in its place"
+
+
 def _attached(result: dict[str, Any]) -> Iterator[str]:
     verb = "would be attached" if result["dry_run"] else "attached"
     local, remote = prefix_cell(result["local"]), prefix_cell(result["remote"])
@@ -779,6 +870,7 @@ def _attached(result: dict[str, Any]) -> Iterator[str]:
                 for t in result["topics"]
             ),
         )
+    yield from _parted(result)
     if result["groups"]:
         yield ""
         yield from columns(

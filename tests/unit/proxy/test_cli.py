@@ -367,9 +367,14 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     assert dry.exit_code == 0
     assert 'orders- (leader) would be attached to a-to-b, remote ""' in dry.stdout
     assert re.search(r"^orders-eu +orders-eu +truncate +7 +the target refuses settings of", dry.stdout, re.MULTILINE)
+    assert re.search(r"^orders-us +0 +20 +23 +25 +1970-01-01T00:00:00", dry.stdout, re.MULTILINE)
+    assert "would be moved there: app-1" in dry.stdout
+    assert "--cut 2a32 salvages and cuts" in dry.stdout
     ok(run(*attach, "--on-source-loss", "hold", "-o", "json", url=admin.url))
     asked = [(each.remote, each.truncate_target, each.dry_run, each.on_source_loss) for each in admin.links.attached]
     assert asked == [("", False, False, None), ("", True, True, None), ("", False, False, "hold")]
+    ok(run(*attach, "--cut", "2a32", "-o", "json", url=admin.url))
+    assert admin.links.attached.pop().cut == "2a32"
     alter = ("link", "alter", "a-to-b", "--local", "orders-")
     ok(run(*alter, "--on-source-loss", "cut", "-o", "json", url=admin.url))
     assert admin.links.calls.pop() == ("alter mapping", "a-to-b", "topic", "orders-", "cut", None)
@@ -380,6 +385,17 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     assert (alone.exit_code, "go together" in alone.stderr) == (2, True)
     ok(run("link", "detach", "a-to-b", "--local", "orders-", "-o", "json", url=admin.url))
     assert admin.links.calls == [("detach", "a-to-b", "orders-", "topic", False)]
+
+
+def test_the_old_source_is_recovered(admin: RunningAdmin) -> None:
+    dry = run("link", "recover", "a-to-b", "--dry-run", url=admin.url)
+    assert dry.exit_code == 0
+    assert "orders- (follower) would be attached to a-to-b" in dry.stdout
+    assert re.search(r"^orders-us +0 +20 +23 +25", dry.stdout, re.MULTILINE)
+    named = ("--local", "orders-", "--local-group", "app-", "-o", "json")
+    assert ok(run("link", "recover", "a-to-b", *named, url=admin.url))["namespaces"][0]["role"] == "follower"
+    wanted = [("topic", "orders-"), ("consumer-group", "app-")]
+    assert admin.links.calls == [("recover", "a-to-b", []), ("recover", "a-to-b", wanted)]
 
 
 # --- verify, status, topics

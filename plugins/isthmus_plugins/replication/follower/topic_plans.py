@@ -1,24 +1,26 @@
 """What has to be done with a topic of this cluster for it to follow, or why it cannot: decided, and nothing done.
 
 A topic that exists and holds other records is never written: it is refused, with the reason, until provenance shows
-that its records are the source's, or the operator has agreed to lose them. Topic ids are UUIDs as text but in
-``TopicInfo``, which has 16 bytes.
+that its records are the source's, or the operator has agreed to lose them, or to lose those that the source has not.
+Topic ids are UUIDs as text but in ``TopicInfo``, which has 16 bytes.
 """
 
 from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
 
 from isthmus_control.commands import SetFollowerTopic
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, TopicHistory, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, succession
 from isthmus_plugins.cluster import TopicInfo
-from isthmus_plugins.links import TopicPlan
+from isthmus_plugins.links import PartitionPlan, TopicPlan
+from isthmus_plugins.replication.comparison.shared_logs import ComparedPartition, ComparedTopic
 from isthmus_plugins.replication.link import calls, reasons
 
 SourceTopic: TypeAlias = calls.LedTopic | calls.WantedTopic
@@ -135,17 +137,30 @@ def not_opened(record: FollowerTopic, history: TopicHistory | None, cluster_id: 
     ]
 
 
+def awaits_cut(record: FollowerTopic, mapping: NamespaceMapping) -> bool:
+    """Whether the operator agreed to have a topic cut before it follows, and it is not yet: it is another one then."""
+    following = record.state is TopicState.FOLLOWING
+    return following and record.topic_id is not None and mapping.agreed_cut(record.topic_id) is not None
+
+
 # ---- a topic that is there and does not follow ----
 
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """A topic of this cluster under a name that is to follow. ``starts``, ``ends``: of its partitions' logs."""
+    """A topic of this cluster under a name that is to follow. ``starts``, ``ends``: of its partitions' logs.
+
+    ``compared``: how much of the source's topic it is; None: nobody can tell. ``groups_moved``: groups with committed
+    offsets beyond that. ``salvages``: this proxy has somewhere to put what is cut.
+    """
 
     info: TopicInfo
     history: TopicHistory | None
     starts: Sequence[int]
     ends: Sequence[int]
+    compared: ComparedTopic | None = None
+    groups_moved: Sequence[str] = ()
+    salvages: bool = True
 
 
 def plan(
@@ -160,27 +175,113 @@ def plan(
     partitions = len(existing.info.partitions)
     records = sum(existing.ends) - sum(existing.starts)
     too_many = partitions > source.partitions
-    if not too_many and (not any(existing.ends) or _came_from(source, existing)):
+    if not too_many and (not any(existing.ends) or _is_the_sources(source, existing)):
         return TopicPlan(topic=local, source_topic=source.topic, action="follow")
     topic_id = id_of(existing.info)
     if truncate or topic_id in mapping.truncate_topic_ids:
         return TopicPlan(
             topic=local, source_topic=source.topic, action="truncate", topic_id=topic_id, records_lost=records
         )
-    what = (
-        f"has {partitions} partitions, the source's topic {source.partitions}"
-        if too_many
-        else f"holds {records} records that are not known to be the source's"
-    )
+    lose_them = f"attach again with --truncate-target, or `isthmus topic recreate {local}`, to lose them"
+    what = f"holds {records} records that are not known to be the source's"
+    compared = existing.compared
+    if too_many or compared is None:
+        if too_many:
+            what = f"has {partitions} partitions, the source's topic {source.partitions}"
+        return TopicPlan(
+            topic=local,
+            source_topic=source.topic,
+            action="refuse",
+            topic_id=topic_id,
+            records_lost=records,
+            reason=f"{local} exists and {what}: {lose_them}",
+        )
+    refused = _not_cut(compared, existing.salvages)
+    token = compared.token if refused is None else None
+    cuts = token is not None and mapping.agreed_cut(topic_id) == token
+    if refused is None:
+        refused = (
+            f"has {compared.records_cut} records that the source's has not ({'; '.join(_parted(compared))}): `isthmus "
+            "link attach` with --dry-run prints with which --cut they are salvaged and cut"
+        )
+    elif refused == UNRELATED:
+        refused = f"{what} ({UNRELATED})"
     return TopicPlan(
         topic=local,
         source_topic=source.topic,
-        action="refuse",
+        action="cut" if cuts else "refuse",
         topic_id=topic_id,
-        records_lost=records,
-        reason=f"{local} exists and {what}: attach again with --truncate-target, or `isthmus topic recreate {local}`, "
-        "to lose them",
+        records_lost=records if token is None else compared.records_cut,
+        reason=None if cuts else f"{local} exists and {refused}; {lose_them}",
+        partitions=[planned(each) for each in compared.partitions],
+        groups_moved=list(existing.groups_moved),
+        cut=token,
     )
+
+
+UNRELATED: Final = "no cluster has written for both"
+SHOWN: Final = 3
+"""Partitions in the words of a refusal."""
+
+
+def _is_the_sources(source: SourceTopic, existing: Existing) -> bool:
+    """Whether all that a topic holds is its source's: where it came from says so, or once it was followed."""
+    compared = existing.compared
+    if compared is not None and (compared.unknown is None or any(each.differs for each in compared.partitions)):
+        return not compared.records_cut and not any(each.differs for each in compared.partitions)
+    return _came_from(source, existing)
+
+
+def _not_cut(compared: ComparedTopic, salvages: bool) -> str | None:
+    """Why a topic is not cut to what it shares with its source's, whoever agrees; None: it can be."""
+    differing = next((each for each in compared.partitions if each.differs), None)
+    if differing is not None:
+        return (
+            f"is recorded to be the source's before offset {differing.shared} of partition {differing.partition}, and "
+            "its records there are others: nothing is done with it"
+        )
+    if compared.unknown is not None:
+        return f"is not known to be the source's: {compared.unknown}"
+    if not compared.related:
+        return UNRELATED
+    if not salvages:
+        return (
+            f"has {compared.records_cut} records that the source's has not, and there is nowhere to keep them: "
+            "set [data] directory in this proxy's configuration and start it again"
+        )
+    return None
+
+
+def planned(compared: ComparedPartition) -> PartitionPlan:
+    """The same for people."""
+    here, there = compared.times_here, compared.times_there
+    return PartitionPlan(
+        partition=compared.partition,
+        shared=compared.shared,
+        end=compared.here[1],
+        source_end=compared.there[1],
+        unknown=compared.unknown,
+        first_ms=None if here is None else here.first_ms,
+        last_ms=None if here is None else here.last_ms,
+        source_first_ms=None if there is None else there.first_ms,
+        source_last_ms=None if there is None else there.last_ms,
+    )
+
+
+def _parted(compared: ComparedTopic) -> Iterator[str]:
+    parted = [each for each in compared.partitions if each.cut]
+    for each in parted[:SHOWN]:
+        times = "" if each.times_here is None else f", {_moment(each.times_here[0])} to {_moment(each.times_here[1])}"
+        yield (
+            f"partition {each.partition}: the same up to {each.shared}, ends at {each.here[1]}, the source's at "
+            f"{each.there[1]}{times}"
+        )
+    if len(parted) > SHOWN:
+        yield f"and {len(parted) - SHOWN} more partitions"
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _came_from(source: SourceTopic, existing: Existing) -> bool:

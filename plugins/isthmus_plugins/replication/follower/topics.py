@@ -39,6 +39,7 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext, check_lease
+from isthmus_plugins.replication.comparison.shared_logs import ComparedTopic, SharedLogs
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
@@ -100,6 +101,7 @@ class FollowerTopics(Part):
         self._own_transactions = own_transactions
         self._tasks = Tasks("follower-topics", context.supervision)
         self._own_logs = OwnLogs(context, self._tasks)
+        self._shared_logs = SharedLogs(context)
         self._preparing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """By link and topic of the source."""
         self._led: dict[str, frozenset[str]] = {}
@@ -140,7 +142,7 @@ class FollowerTopics(Part):
         brokers = await self._replicas.brokers()
 
         async def prepared(said: calls.WantedTopic) -> tuple[str, _Prepared]:
-            return said.topic, await self._prepared(link_name, said, brokers, topics, found)
+            return said.topic, await self._prepared(connection, said, brokers, topics, found)
 
         answered = dict(await some_at_once(AT_ONCE, prepared, question.topics))
         ready = {topic: each.local for topic, each in answered.items() if each.local is not None}
@@ -158,13 +160,14 @@ class FollowerTopics(Part):
 
     async def _prepared(
         self,
-        link_name: str,
+        connection: LinkConnection,
         said: calls.WantedTopic,
         brokers: int,
         topics: Mapping[str, TopicInfo],
         found: Found,
     ) -> _Prepared:
         """What became of one topic. ``topics``, ``found``: what the cluster has, and of settings."""
+        link_name = connection.link_name
         wanted = replica_plans.as_wished(self._context.control.state.links.get(link_name), said, brokers)
         turn = self._preparing.setdefault((link_name, wanted.topic), asyncio.Lock())
         waits = turn.locked()  # another proxy of the source has asked, too
@@ -173,7 +176,7 @@ class FollowerTopics(Part):
                 if waits:
                     topics = await self._context.cluster.topics_named(self._locals(link_name, [wanted]))
                     found = await self.settings.read(link_name, [wanted], topics)
-                local, changed = await self._prepare(link_name, wanted, topics)
+                local, changed = await self._prepare(connection, wanted, topics)
                 self._replicas.said(local, said.replication_factor, said.in_sync_min)
                 refused = self.settings.refused.get(local) if changed else None
                 if wanted.configs is not None and local in topics:
@@ -298,9 +301,10 @@ class FollowerTopics(Part):
             delay = min(2 * delay, 0.2)
 
     async def _prepare(
-        self, link_name: str, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo]
+        self, connection: LinkConnection, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo]
     ) -> tuple[str, bool]:
         """One topic: (its local name, whether topics changed). Raises Refusal, KafkaRefused, BrokerUnavailable."""
+        link_name = connection.link_name
         state = self._context.control.state
         source_topic = wanted.topic
         counterpart = state.lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
@@ -323,6 +327,8 @@ class FollowerTopics(Part):
             case Step.GO_ON:
                 assert record is not None
                 goes = counterpart.mapping.on_source_delete is OnSourceDelete.DELETE
+                if topic_plans.awaits_cut(record, counterpart.mapping):
+                    raise _to_be_cut(local)
                 self._check_source(record, wanted, existing, goes)
                 return local, await self._go_on(record, wanted.partitions, existing) or waited
             case Step.CREATE:
@@ -334,7 +340,7 @@ class FollowerTopics(Part):
                 await self._create(link_name, wanted, local)
             case Step.ADOPT:
                 assert existing is not None
-                await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
+                await self._adopt_or_refuse(connection, counterpart.mapping, record, wanted, local, existing)
         return local, True
 
     async def _own_transactions_end(self, link_name: str, mapping: NamespaceMapping) -> bool:
@@ -431,14 +437,15 @@ class FollowerTopics(Part):
 
     async def _adopt_or_refuse(
         self,
-        link_name: str,
+        connection: LinkConnection,
         mapping: NamespaceMapping,
         record: FollowerTopic | None,
         wanted: calls.WantedTopic,
         local: str,
         existing: TopicInfo,
     ) -> None:
-        plan, ends = await self.plan(mapping, wanted, local, existing)
+        link_name = connection.link_name
+        plan, ends = await self.plan(mapping, wanted, local, existing, peer=connection)
         now = self._context.control.state.follower_topics.get(local)
         if now is not None and now.state is TopicState.FOLLOWING and now.link == link_name:
             return  # another proxy of this cluster was faster
@@ -448,6 +455,12 @@ class FollowerTopics(Part):
                 await self._record(link_name, wanted, local, TopicState.REFUSED, existing.topic_id, reason)
             raise Refusal(reason.code, reason.message)
         cluster = self._context.cluster
+        if plan.action == "cut":  # a truncation begins, and nothing comes into the topic before that is over
+            log.warning(
+                "follower topic to be cut", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
+            )
+            await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
+            raise _to_be_cut(local)
         if plan.action == "truncate":
             log.warning(
                 "follower topic emptied", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
@@ -477,18 +490,40 @@ class FollowerTopics(Part):
         local: str,
         info: TopicInfo | None,
         truncate: bool = False,
+        *,
+        peer: LinkConnection,
     ) -> tuple[TopicPlan, dict[int, int]]:
         """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
-        Changes nothing. Raises BrokerUnavailable, KafkaRefused.
+        Changes nothing. ``peer``: a proxy of the source, which is asked. Raises BrokerUnavailable, KafkaRefused.
         """
         if info is None:
             return topic_plans.plan(mapping, source, local, None, truncate), {}
         cluster, partitions = self._context.cluster, range(len(info.partitions))
         ends = await asyncio.gather(*(cluster.log_end(local, partition) for partition in partitions))
         starts = await asyncio.gather(*(cluster.log_start(local, partition) for partition in partitions))
-        existing = Existing(info, self._context.control.state.histories.get(local), starts, ends)
+        compared, moved = None, tuple[str, ...]()
+        if any(ends) and mapping.offsets is None:
+            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info)
+        if compared is not None:
+            ends = [*(each.here[1] for each in compared.partitions), *ends[len(compared.partitions) :]]
+            moved = await self._groups_beyond(local, compared)
+        history = self._context.control.state.histories.get(local)
+        salvages = self._context.data_directory is not None
+        existing = Existing(info, history, starts, ends, compared, moved, salvages)
         return topic_plans.plan(mapping, source, local, existing, truncate), dict(enumerate(ends))
+
+    async def _groups_beyond(self, topic: str, compared: ComparedTopic) -> tuple[str, ...]:
+        """Groups that have committed offsets beyond what a topic shares with its source's. Raises BrokerUnavailable."""
+        shared = {(topic, each.partition): each.shared for each in compared.partitions if each.cut}
+        if not shared:
+            return ()
+        committed = await self._context.cluster.committed_offsets(sorted(await self._context.cluster.groups()))
+        return tuple(
+            group
+            for group, offsets in sorted(committed.items())
+            if any(each.offset > shared.get(place, each.offset) for place, each in offsets.items())
+        )
 
     # ---- detaching ----
 
@@ -631,3 +666,7 @@ class FollowerTopics(Part):
 
 def _is_led(topic: TopicInfo) -> bool:
     return all(partition.leader >= 0 for partition in topic.partitions)
+
+
+def _to_be_cut(topic: str) -> Refusal:
+    return Refusal(ReasonCode.TRUNCATING, f"{topic} is cut to what it shares with its source's first, as agreed")

@@ -16,6 +16,7 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.commands import ToldPartition
 from isthmus_control.model import (
     AckTerms,
+    AgreedCut,
     LinkSettings,
     NamespaceMapping,
     OffsetsForm,
@@ -192,6 +193,21 @@ class LedTopic:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """See :class:`~isthmus_plugins.links.PartitionPlan`."""
+
+    partition: int
+    shared: int
+    end: int
+    source_end: int
+    unknown: str | None = field(default=None, metadata=LEFT_OUT)
+    first_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    last_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    source_first_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    source_last_ms: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedTopic:
     """See :class:`~isthmus_plugins.links.TopicPlan`."""
 
@@ -202,6 +218,9 @@ class PlannedTopic:
     records_lost: int = 0
     reason: str | None = None
     settings_refused: str | None = field(default=None, metadata=LEFT_OUT)
+    partitions: tuple[PlannedPartition, ...] | None = field(default=None, metadata=LEFT_OUT)
+    groups_moved: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
+    cut: str | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +262,8 @@ class PlanAttach(Question[PlanAttachAnswer]):
     role: Role
     truncate_target: bool = False
     disable_transaction_verification: bool = False
+    recovers: bool | None = field(default=None, metadata=LEFT_OUT)
+    """See :class:`Attach`."""
     topics: tuple[LedTopic, ...] = field(kw_only=True)
 
 
@@ -262,11 +283,38 @@ class Attach(Question[Done]):
     """The topics that the operator agreed to lose."""
     on_source_loss: OnSourceLoss | None = field(default=None, metadata=LEFT_OUT)
     on_source_delete: OnSourceDelete | None = field(default=None, metadata=LEFT_OUT)
+    cuts: tuple[AgreedCut, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """The topics that the operator agreed to have cut, as they were then."""
+    recovers: bool | None = field(default=None, metadata=LEFT_OUT)
+    """The asked end led the pair until the other one was failed over, and follows instead."""
 
     @classmethod
     def other_end(cls, mapping: NamespaceMapping) -> Attach:
         """Has the other end of a pair attached that is attached here, without consents."""
         return cls(mapping.type, mapping.remote_prefix, mapping.local_prefix, mapping.role.other)
+
+
+class AttachedPair(NamedTuple):
+    """A pair of namespaces, as the cluster calls them at which it is attached."""
+
+    type: ResourceType
+    local: str
+    remote: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedPairsAnswer:
+    pairs: tuple[AttachedPair, ...]
+    reserved: tuple[NamespaceName, ...]
+    """Namespaces that no client writes, attached to whatever link, or to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedPairs(Question[AttachedPairsAnswer]):
+    """A cluster asks what the link has attached at the other one."""
+
+    METHOD = "attached_pairs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,6 +591,62 @@ class Origins:
     said: ToldPartition
     log_start: int
     log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogOriginsAnswer:
+    topic_id: str
+    partitions: tuple[Origins, ...]
+    """In their order."""
+    compacts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogOrigins(Question[LogOriginsAnswer]):
+    """The follower asks where the records of a topic come from, attached or not: it may have some of them already."""
+
+    METHOD = "log_origins"
+
+    topic: str
+
+
+class Times(NamedTuple):
+    """Timestamps of the first and the last batch of a range (Unix ms)."""
+
+    first_ms: int
+    last_ms: int
+
+
+class LogTail(NamedTuple):
+    """Where two logs part, and from where on what comes before is compared."""
+
+    partition: int
+    begin: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogTailFound:
+    digest: str
+    """Of the records of ``[begin, shared)``, whatever became of them."""
+    times: Times | None = field(default=None, metadata=LEFT_OUT)
+    """Of what comes behind; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTailsAnswer:
+    tails: tuple[LogTailFound, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogTails(Question[LogTailsAnswer]):
+    """The follower asks what stands around the end of what both logs share, to check what is recorded."""
+
+    METHOD = "log_tails"
+
+    topic: str
+    topic_id: str
+    tails: tuple[LogTail, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,17 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Final
+from hashlib import sha256
+from typing import Any, Final
 
 from isthmus_control.commands import AlterMapping, AttachNamespace, DetachNamespace
+from isthmus_control.grants import not_granted, parse_grant
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import (
+    INTERNAL_TOPIC_PREFIXES,
+    KAFKA_INTERNAL_TOPICS,
     TRANSACTION_VERIFICATION,
+    AgreedCut,
     FollowerTopic,
     Link,
     LinkMode,
@@ -37,6 +42,8 @@ from isthmus_plugins.links import (
 )
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import check_access
+from isthmus_plugins.replication.comparison.digests import UNKNOWN_TOPIC
+from isthmus_plugins.replication.comparison.shared_logs import SharedLogs
 from isthmus_plugins.replication.follower import replica_plans
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.setting_plans import note_refused
@@ -57,6 +64,8 @@ from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 TAKEN_UP_S: Final = 5.0
 """A second is usual; proxies that were killed, and whose leases are waited for, are not waited for longer."""
+CUT_CHARS: Final = 12
+"""Of what an operator types to have topics cut."""
 
 
 class Attaching:
@@ -83,12 +92,18 @@ class Attaching:
         self._group_follower = group_follower
         self._left_out = left_out
         self._consents = consents
+        self._shared_logs = SharedLogs(context)
 
-    async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
-        """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits."""
+    async def attach(self, link_name: str, request: links.Attach, *, recovers: bool = False) -> AttachResult:
+        """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits.
+
+        ``recovers``: the follower's end led it until the other one was failed over.
+        """
         link = self._commands.link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
         lacking = await self._consents.ask(link_name, request.model_copy(update={"dry_run": True}))
+        if lacking and recovers:
+            raise OperationError(ReasonCode.NOT_GRANTED, not_granted(link_name, map(parse_grant, lacking)), 409)
         if lacking:
             self._commands.would_append(
                 AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
@@ -112,6 +127,7 @@ class Attaching:
             disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
             on_source_loss=on_source_loss if role is Role.LEADER else None,
             on_source_delete=on_source_delete if role is Role.LEADER else None,
+            recovers=(role is Role.LEADER and recovers) or None,
         )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
@@ -125,6 +141,7 @@ class Attaching:
                 role.other,
                 request.truncate_target,
                 request.disable_transaction_verification,
+                recovers or None,
                 topics=topics,
             )
             answer = await self._commands.call(link_name, question)
@@ -137,12 +154,16 @@ class Attaching:
                 disable_transaction_verification=request.disable_transaction_verification,
                 on_source_loss=on_source_loss,
                 on_source_delete=on_source_delete,
+                recovers=recovers,
             )
             led = kind is ResourceType.TOPIC
             asked = calls.LedTopics(request.remote, request.dry_run or None)
             topics = (await self._commands.call(link_name, asked)).topics if led else ()
-            plans, verification = await self._plan(here, topics, request.truncate_target)
+            peer = self._commands.connection(link_name)
+            plans, verification = await self._plan(here, topics, request.truncate_target, peer)
             groups = await self._plan_groups(link_name, kind, request.local, request.remote)
+        cut = cut_token(plans)
+        cuts = _agreed(plans, cut, request.cut)
         result = AttachResult(
             link_name=link_name,
             local=request.local,
@@ -153,6 +174,7 @@ class Attaching:
             transaction_verification=verification,
             groups=groups,
             left_out=await self._left_out_of(link, kind, request, role),
+            cut=cut,
         )
         if request.dry_run:
             return result
@@ -167,7 +189,9 @@ class Attaching:
         ids = (plan.topic_id for plan in plans if plan.action == "truncate")
         truncate = tuple(topic_id for topic_id in ids if topic_id is not None)
         if role is Role.FOLLOWER:
-            here = replace(here, truncate_topic_ids=truncate)
+            here = replace(here, truncate_topic_ids=truncate, cuts=cuts)
+        else:
+            there = replace(there, cuts=cuts or None)
         await self._attach_both(link, here, replace(there, truncate_topic_ids=truncate if role is Role.LEADER else ()))
         return result
 
@@ -277,21 +301,24 @@ class Attaching:
         self._consents.check(connection.link_name, question)
         asked = _asked(connection, question)
         plans, verification = await self._commands.for_peer(
-            self._plan(asked, question.topics, question.truncate_target)
+            self._plan(asked, question.topics, question.truncate_target, connection)
         )
         groups = await self._commands.for_peer(
             self._plan_groups(asked.link, asked.type, asked.local_prefix, asked.remote_prefix)
         )
         return calls.PlanAttachAnswer(
-            tuple(calls.PlannedTopic(**plan.model_dump()) for plan in plans),
+            tuple(_as_answered(plan) for plan in plans),
             tuple(calls.PlannedGroup(**plan.model_dump()) for plan in groups),
             calls.PlannedVerification(**verification.model_dump()),
         )
 
     async def _plan(
-        self, body: AttachNamespace, led: Sequence[calls.LedTopic], truncate: bool
+        self, body: AttachNamespace, led: Sequence[calls.LedTopic], truncate: bool, peer: LinkConnection
     ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
-        """What following these topics of the source would do with this cluster's, and with its brokers' settings."""
+        """What following these topics of the source would do with this cluster's, and with its brokers' settings.
+
+        ``peer``: a proxy of the source.
+        """
         self._commands.would_append(body)
         mapping = body.mapping()
         try:
@@ -299,7 +326,7 @@ class Attaching:
             topics = await self._context.cluster.topics()
             planned = await asyncio.gather(
                 *(
-                    self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
+                    self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate, peer=peer)
                     for wanted in led
                     if (name := mapping.local_name(wanted.topic)) is not None
                 )
@@ -379,6 +406,16 @@ class Attaching:
         truncating = self._context.control.state.truncations
         of_these = [name for name in truncating if contains(ResourceType.TOPIC, question.prefix, name)]
         return calls.LedTopicsAnswer(topics, tuple(sorted(of_these)))
+
+    async def on_log_origins(self, connection: LinkConnection, question: calls.LogOrigins) -> calls.LogOriginsAnswer:
+        """Where a topic's records come from, for who may follow it."""
+        self._consents.check_led(connection.link_name, _followable(question.topic))
+        return await self._shared_logs.origins_of(question.topic)
+
+    async def on_log_tails(self, connection: LinkConnection, question: calls.LogTails) -> calls.LogTailsAnswer:
+        """What stands around some offsets of it."""
+        self._consents.check_led(connection.link_name, _followable(question.topic))
+        return await self._shared_logs.tails_of(question)
 
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
         """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""
@@ -475,7 +512,52 @@ def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach
         disable_transaction_verification=bool(question.disable_transaction_verification),
         on_source_loss=question.on_source_loss if isinstance(question, calls.Attach) else None,
         on_source_delete=question.on_source_delete if isinstance(question, calls.Attach) else None,
+        cuts=(question.cuts or ()) if isinstance(question, calls.Attach) else (),
+        recovers=bool(question.recovers),
     )
+
+
+def cut_token(plans: Sequence[TopicPlan]) -> str | None:
+    """What an operator agrees to who has all topics cut that hold what their sources have not; None: none is."""
+    tokens = sorted(plan.cut for plan in plans if plan.cut is not None and plan.action in ("cut", "refuse"))
+    return sha256(",".join(tokens).encode()).hexdigest()[:CUT_CHARS] if tokens else None
+
+
+def _agreed(plans: Sequence[TopicPlan], token: str | None, agreed: str | None) -> tuple[AgreedCut, ...]:
+    """The topics that are cut as the operator agreed; their plans say so then. Raises OperationError."""
+    if agreed is None:
+        return ()
+    if agreed != token:
+        raise OperationError(
+            ReasonCode.ENDS_CHANGED,
+            "the logs are not as they were when that was printed"
+            if token is not None
+            else "no topic holds what its source has not, or none of those can be cut",
+            409,
+        )
+    cuts = []
+    for plan in plans:
+        if plan.cut is not None and plan.topic_id is not None and plan.action in ("cut", "refuse"):
+            plan.action, plan.reason = "cut", None
+            cuts.append(AgreedCut(plan.topic_id, plan.cut))
+    return tuple(cuts)
+
+
+def _as_answered(plan: TopicPlan) -> calls.PlannedTopic:
+    more: dict[str, Any] = plan.model_dump()
+    partitions, moved = more.pop("partitions"), more.pop("groups_moved")
+    return calls.PlannedTopic(
+        **more,
+        partitions=None if partitions is None else tuple(calls.PlannedPartition(**each) for each in partitions),
+        groups_moved=None if moved is None else tuple(moved),
+    )
+
+
+def _followable(topic: str) -> str:
+    """A topic that a namespace may hold. Raises LinkRejected: of others nobody is told what they hold."""
+    if topic in KAFKA_INTERNAL_TOPICS or topic.startswith(INTERNAL_TOPIC_PREFIXES):
+        raise LinkRejected(UNKNOWN_TOPIC, f"{topic} is no topic of a namespace")
+    return topic
 
 
 def _text(topic: TopicInfo) -> str:

@@ -140,7 +140,7 @@ class Consents:
                 request.local,
                 Role(request.role).other,
                 # What becomes of the follower is the follower's consent.
-                truncate_target=leads and request.truncate_target,
+                truncate_target=leads and (request.truncate_target or request.cut is not None),
                 disable_transaction_verification=leads and request.disable_transaction_verification,
                 dry_run=request.dry_run,
                 on_source_loss=_loss(request) if leads else None,

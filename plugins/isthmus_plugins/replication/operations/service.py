@@ -45,6 +45,7 @@ from isthmus_plugins.replication.operations.kept_settings import KeptSettings
 from isthmus_plugins.replication.operations.mode import LinkModes
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
+from isthmus_plugins.replication.operations.recovering import Recovering
 from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
@@ -100,6 +101,7 @@ class LinkService(Part):
             left_out,
             self.consents,
         )
+        self._recovering = Recovering(context, commands, self.attaching)
         self.offsets_topics = OffsetsTopics(
             context,
             follower_end,
@@ -182,6 +184,9 @@ class LinkService(Part):
             calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
             calls.LedTopics.by(self.attaching.on_led_topics),
+            calls.AttachedPairs.by(self._recovering.on_attached_pairs),
+            calls.LogOrigins.by(self.attaching.on_log_origins),
+            calls.LogTails.by(self.attaching.on_log_tails),
             calls.CheckAcls.by(self.attaching.on_check_acls),
             calls.CompletingTransactions.by(self.on_completing_transactions),
             calls.LogEnds.by(self.on_log_ends),
@@ -275,6 +280,10 @@ class LinkService(Part):
     async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
         """Attach a pair of namespaces at both ends; the follower decides first."""
         return await self.attaching.attach(link_name, request)
+
+    async def recover(self, link_name: str, request: links.Recover) -> links.RecoverReport:
+        """Have what one cluster led before the other one was failed over follow that."""
+        return await self._recovering.recover(link_name, request)
 
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> LinkStatus:
         """Change what is set of a pair of namespaces, whichever end is asked."""

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 from isthmus_control.commands import BeginTruncation, StopCatchingUp
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Reason, ResourceType, TopicState
+from isthmus_control.model import FollowerTopic, Reason, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.source_losses import LossState
 from isthmus_control.states import ReasonCode
@@ -23,6 +24,7 @@ from isthmus_control.truncations import Succession, Truncation, TruncationPhase
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower import topic_plans
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
@@ -124,6 +126,10 @@ class Truncations(Part):
             decided = loss.type is ResourceType.TOPIC and loss.state is LossState.CUTTING
             if decided and loss.topic not in state.truncations and self._peers.connections(loss.link):
                 self.begin(loss.link, loss.topic, loss.topic_id, Reason(ReasonCode.UNEXPECTED_TRUNCATION, loss.what))
+        for following in self._agreed_cuts(state):
+            assert following.topic_id is not None
+            why = Reason(ReasonCode.CUT_AGREED, "an operator has it cut to what it shares with its source's")
+            self.begin(following.link, following.topic, following.topic_id, why)
         for topic in [topic for topic, task in self._begun.items() if task.done()]:
             del self._begun[topic]
         for topic, truncation in state.truncations.items():
@@ -132,6 +138,21 @@ class Truncations(Part):
                 self._running[topic] = self._tasks.keep(
                     f"truncate-{topic}", partial(self._run, topic, truncation.topic_id)
                 )
+
+    def _agreed_cuts(self, state: ControlState) -> Iterator[FollowerTopic]:
+        """Topics that follow once they are cut as was agreed, which is not begun."""
+        for link in state.links.values():
+            for mapping in link.mappings:
+                if not mapping.cuts or not self._peers.connections(link.name):
+                    continue
+                for record in state.follower_topics.values():
+                    if (
+                        record.link == link.name
+                        and mapping.holds(record.topic)
+                        and topic_plans.awaits_cut(record, mapping)
+                        and record.topic not in state.truncations
+                    ):
+                        yield record
 
     def begin(self, link_name: str, topic: str, topic_id: str, why: Reason, source: Succession | None = None) -> None:
         """Have a topic truncated, unless that is being begun, or the operator is to decide. Does not wait."""

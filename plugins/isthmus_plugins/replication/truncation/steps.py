@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from isthmus_control.model import TOPIC_NAME_CHARS_MAX, Reason
+from isthmus_control.model import TOPIC_NAME_CHARS_MAX, FollowerTopic, Reason, ResourceType
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     MOVED_OFFSETS_MAX,
@@ -27,6 +27,7 @@ from isthmus_control.truncations import (
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
+from isthmus_plugins.replication.comparison.shared_logs import SharedLogs
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
@@ -100,6 +101,7 @@ class TruncationSteps:
         self._verification = verification
         self._common_log = common_log
         self._source_losses = SourceLosses(context, common_log)
+        self._shared_logs = SharedLogs(context)
         self._made_now: set[str] = set()
         """Topics that this process made and that nobody has begun to refill."""
         self._steps = {
@@ -141,6 +143,9 @@ class TruncationSteps:
             log.info("topic got partitions since, begun anew", extra={"topic": truncation.topic})
             await self._ownership.advance(truncation, _P.CANCELLING)
             return
+        if truncation.reason.code == ReasonCode.CUT_AGREED:
+            await self._cut_as_agreed(truncation, info, record, connection, ends)
+            return
         starts = await self._log_starts(truncation.topic, ends)
         cuts = []
         try:
@@ -162,6 +167,42 @@ class TruncationSteps:
         else:
             log.info("nothing to truncate", extra={"topic": truncation.topic})
             await self._ownership.advance(truncation, _P.CANCELLING, cuts=tuple(cuts))
+
+    async def _cut_as_agreed(
+        self,
+        truncation: Truncation,
+        info: TopicInfo,
+        record: FollowerTopic,
+        connection: LinkConnection,
+        ends: Mapping[int, int],
+    ) -> None:
+        """Cut a topic that has not followed yet to what it shares with its source's, if it is what was agreed to.
+
+        Raises HeldUp where it is not, and what brokers and peers raise.
+        """
+        following = self._context.control.state.lookup.following(ResourceType.TOPIC, truncation.topic)
+        agreed = None if following is None else following.mapping.agreed_cut(truncation.topic_id)
+        compared = await self._shared_logs.compare(connection, record.source_topic, record.source_topic_id, info)
+        if compared is None:
+            raise LinkLost(f"the source does not say where the records of {record.source_topic} come from")
+        differing = next((each for each in compared.partitions if each.differs), None)
+        if differing is not None:
+            raise HeldUp(
+                ReasonCode.PROVENANCE_WRONG,
+                f"partition {differing.partition} is recorded to be the source's before offset {differing.shared}, and "
+                "its records there are others: nothing is cut. Detach the namespace",
+            )
+        here = {each.partition: each.here[1] for each in compared.partitions}
+        if compared.token != agreed or here != dict(ends):
+            raise HeldUp(
+                ReasonCode.ENDS_CHANGED,
+                "its logs are not as they were when it was agreed to have it cut: attach the namespace again, with "
+                "what --dry-run prints now, or detach it",
+            )
+        cuts = tuple(
+            PartitionCut(each.partition, each.here[0], each.shared, each.here[1]) for each in compared.partitions
+        )
+        await self._ownership.advance(truncation, _P.SALVAGING, cuts=cuts, compared_at=views_of(info))
 
     def _connection(self, truncation: Truncation) -> LinkConnection:
         connections = self._peers.connections(truncation.link)

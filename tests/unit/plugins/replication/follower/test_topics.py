@@ -1045,7 +1045,8 @@ def test_a_plan_says_what_would_happen_and_what_would_be_lost_and_changes_nothin
         async def plan(name: str, mapping_: Any = mapping, truncate: bool = False) -> tuple[str, int]:
             local = f"remote-{name}"
             led = calls.LedTopic(f"local-{name}", SOURCE_ID, 1)
-            planned, _ = await scene.topics.plan(mapping_, led, local, topics.get(local), truncate)
+            info = topics.get(local)
+            planned, _ = await scene.topics.plan(mapping_, led, local, info, truncate, peer=scene.peer)
             return planned.action, planned.records_lost
 
         assert await plan("new") == ("create", 0)

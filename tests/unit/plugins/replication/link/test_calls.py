@@ -16,6 +16,7 @@ from isthmus_control.clock import Hlc, Register
 from isthmus_control.commands import ToldPartition
 from isthmus_control.model import (
     AckTerms,
+    AgreedCut,
     LinkMode,
     LinkSettings,
     OffsetsForm,
@@ -118,12 +119,19 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [
             (
                 calls.PlanAttachAnswer(
-                    (calls.PlannedTopic("r-t", "l-t", "refuse", TOPIC_ID, 3, "why"),),
+                    (
+                        calls.PlannedTopic("r-t", "l-t", "refuse", TOPIC_ID, 3, "why"),
+                        calls.PlannedTopic(
+                            "r-u", "l-u", "cut", partitions=(calls.PlannedPartition(0, 1, 2, 3),), cut="2a32"
+                        ),
+                    ),
                     (calls.PlannedGroup("gr-1", "gl-1", 2),),
                     calls.PlannedVerification("setting", True, "disable", "what is lost"),
                 ),
                 f'{{"topics":[{{"topic":"r-t","source_topic":"l-t","action":"refuse","topic_id":"{TOPIC_ID}",'
-                '"records_lost":3,"reason":"why"}],"groups":[{"group":"gr-1","source_group":"gl-1",'
+                '"records_lost":3,"reason":"why"},{"topic":"r-u","source_topic":"l-u","action":"cut","topic_id":null,'
+                '"records_lost":0,"reason":null,"partitions":[{"partition":0,"shared":1,"end":2,"source_end":3}],'
+                '"cut":"2a32"}],"groups":[{"group":"gr-1","source_group":"gl-1",'
                 '"positions_replaced":2}],"transaction_verification":{"setting":"setting","enabled":true,'
                 '"action":"disable","message":"what is lost"}}',
             )
@@ -134,6 +142,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":true,'
         f'"disable_transaction_verification":false,"truncate_topic_ids":["{TOPIC_ID}"]}}',
         [(calls.Done(), "{}")],
+    ),
+    (
+        calls.Attach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, cuts=(AgreedCut(TOPIC_ID, "2a32"),)),
+        f'{{"type":"topic","local":"r-","remote":"l-","role":"follower","cuts":[["{TOPIC_ID}","2a32"]]}}',
+        [],
     ),
     (
         calls.Attach(ResourceType.TOPIC, "l-", "r-", Role.LEADER),
@@ -291,6 +304,39 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [],
     ),
     (calls.StreamOrigins(1, ORIGINS), f'{{"stream":1,"origins":{ORIGINS_JSON}}}', [(calls.Done(), "{}")]),
+    (
+        calls.AttachedPairs(),
+        "{}",
+        [
+            (
+                calls.AttachedPairsAnswer(
+                    (calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),),
+                    (calls.NamespaceName("topic", "x-"),),
+                ),
+                '{"pairs":[["topic","l-","r-","leader"]],"reserved":[["topic","x-"]]}',
+            )
+        ],
+    ),
+    (
+        calls.LogOrigins("l-t"),
+        '{"topic":"l-t"}',
+        [
+            (
+                calls.LogOriginsAnswer(TOPIC_ID, (ORIGINS,), False),
+                f'{{"topic_id":"{TOPIC_ID}","partitions":[{ORIGINS_JSON}],"compacts":false}}',
+            )
+        ],
+    ),
+    (
+        calls.LogTails("l-t", TOPIC_ID, (calls.LogTail(0, 2, 5),)),
+        f'{{"topic":"l-t","topic_id":"{TOPIC_ID}","tails":[[0,2,5]]}}',
+        [
+            (
+                calls.LogTailsAnswer((calls.LogTailFound("2a32", calls.Times(7, 8)), calls.LogTailFound("cae6"))),
+                '{"tails":[{"digest":"2a32","times":[7,8]},{"digest":"cae6"}]}',
+            )
+        ],
+    ),
     (
         calls.CloseStream(1, "CLOSED", "why"),
         '{"stream":1,"code":"CLOSED","message":"why"}',
