@@ -16,7 +16,7 @@ a record (:func:`decode`):
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -724,10 +724,36 @@ class PartitionEpoch:
 
 @dataclass(frozen=True, slots=True)
 class RecordSourceEpochs(Body):
-    """Leader epochs of the source, recorded before the first append of each."""
+    """Leader epochs of the source, recorded before the first append of each.
+
+    ``topics``: the same in a third of the bytes.
+    """
 
     KIND: ClassVar[str] = "record-source-epochs"
     epochs: tuple[PartitionEpoch, ...]
+    topics: tuple[TopicEpochs, ...] = field(default=(), metadata=since(ORIGINS))
+
+    @classmethod
+    def by_topic(cls, entries: Iterable[PartitionEpoch]) -> RecordSourceEpochs:
+        """In few bytes, which takes feature level 5."""
+        topics: dict[tuple[str, str], list[LogEpochs]] = {}
+        for each in entries:
+            epochs = (OriginEpoch(each.epoch, each.start_offset),)
+            topics.setdefault((each.topic, each.topic_id), []).append(LogEpochs(each.partition, epochs))
+        return cls((), tuple(TopicEpochs(*topic, tuple(found)) for topic, found in topics.items()))
+
+    @property
+    def entries(self) -> list[PartitionEpoch]:
+        """All, however they are written."""
+        return [
+            *self.epochs,
+            *(
+                PartitionEpoch(topic.topic, topic.topic_id, each.partition, *epoch)
+                for topic in self.topics
+                for each in topic.partitions
+                for epoch in each.epochs
+            ),
+        ]
 
 
 class TermStart(NamedTuple):

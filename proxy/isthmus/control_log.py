@@ -48,7 +48,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.exports import Export
 from isthmus_control.leases import LeaseView, margin_ms
 from isthmus_control.levels import with_known_level
-from isthmus_control.model import BrokerClaim
+from isthmus_control.model import BrokerClaim, ResourceType, TopicState
 from isthmus_control.outcome import (
     Accepted,
     Change,
@@ -56,6 +56,7 @@ from isthmus_control.outcome import (
     NamespaceChanged,
     NotUnderstood,
     Outcome,
+    ProvenanceChanged,
     Refuse,
     Rejected,
     Rejection,
@@ -416,7 +417,7 @@ class ControlLog:
         # Read anew for each record: what was applied later must not look as if it had been known before.
         self._view.applied(self.state, monotonic())
         changes = applied.outcome.changes if isinstance(applied.outcome, Accepted) else ()
-        if any(_is_waited_for(each) for each in changes):
+        if any(_is_waited_for(self.state, each) for each in changes):
             self._awaited = offset
         if changes or self.state.beyond is not before.beyond:
             try:
@@ -792,10 +793,18 @@ class ControlLog:
             self._snapshotting = False
 
 
-def _is_waited_for(change: Change) -> bool:
-    """Whether somebody waits until all proxies know: acks in new partitions, operators who alter a namespace."""
+def _is_waited_for(state: ControlState, change: Change) -> bool:
+    """Whether somebody waits until all proxies know.
+
+    Acks in new partitions, operators who alter a namespace, records of a topic that is followed and pushed on.
+    """
     if isinstance(change, SyncChanged):
         return change.after is not None and change.after.from_first
+    if isinstance(change, ProvenanceChanged):
+        record = state.follower_topics.get(change.topic)
+        if record is None or not (record.state is TopicState.FOLLOWING or state.is_promoted(change.topic)):
+            return False
+        return bool(state.lookup.leading(ResourceType.TOPIC, change.topic))
     return isinstance(change, NamespaceChanged)
 
 

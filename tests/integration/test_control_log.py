@@ -22,9 +22,10 @@ from isthmus_control import anchors, replica
 from isthmus_control import apply as rules
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.levels import FROM_FIRST
-from isthmus_control.model import BrokerClaim, LinkMode, Role, SyncState
+from isthmus_control.levels import FROM_FIRST, ORIGINS, with_known_level
+from isthmus_control.model import BrokerClaim, LinkMode, Role, SyncState, TopicState
 from isthmus_control.model import ResourceType as Kind
+from isthmus_control.origins import Origin, OriginRange
 from isthmus_control.outcome import Accepted, Change, LeaseChanged, NamespaceChanged, Outcome, Rejected, Rejection
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
@@ -351,6 +352,34 @@ def test_that_a_reservation_ends_is_known_to_everybody_at_once(broker: KafkaClus
                 assert isinstance(outcome, Accepted), outcome
                 async with asyncio.timeout(5):
                     await one.log.enforced(one.log.state.applied_offset)
+
+    asyncio.run(run())
+
+
+def test_where_what_is_pushed_on_comes_from_is_known_to_everybody_at_once(broker: KafkaCluster) -> None:
+    """What comes to the middle of a chain waits for that: not for the renewal in turn, which is 10 s away."""
+
+    async def run() -> None:
+        async with empty(broker), proxy(broker, "one") as one, proxy(broker, "two") as two:
+            for number, each in enumerate((one, two), 1):
+                claims = (BrokerClaim(number, "localhost", 9000 + number),)
+                lease = LeaseSpec(claims, lease_ms=30_000, version=with_known_level("test"))
+                assert isinstance(await each.log.claim(lease), Accepted)
+            topic_id = str(uuid.uuid4())
+            ranges = (OriginRange(Origin("A", topic_id, str(uuid.uuid4())), 0, None, 5),)
+            for body in (
+                c.RaiseLevel(ORIGINS),
+                c.CreateLink("ab", str(uuid.uuid4()), "A", False),
+                c.CreateLink("bc", str(uuid.uuid4()), "C", False),
+                c.AttachNamespace("ab", Kind.TOPIC, "in-", "out-", Role.FOLLOWER, create_missing=True),
+                c.AttachNamespace("bc", Kind.TOPIC, "in-", "last-", Role.LEADER),
+                c.SetFollowerTopic("ab", "in-t", "out-t", topic_id, TopicState.FOLLOWING, topic_id),
+                c.RecordOrigins("ab", (c.ToldTopic("in-t", topic_id, (c.ToldPartition(0, 0, ranges),)),)),
+            ):
+                outcome = await one.log.append(body)
+                assert isinstance(outcome, Accepted), outcome
+            async with asyncio.timeout(5):
+                await one.log.enforced(one.log.state.applied_offset)
 
     asyncio.run(run())
 

@@ -173,8 +173,9 @@ def _truncate_provenance(state: ControlState, offset: int, command: c.Command, b
 
 
 def _record_source_epochs(state: ControlState, offset: int, command: c.Command, body: c.RecordSourceEpochs) -> Result:
-    histories = _Histories(state, len(body.epochs))
-    for entry in body.epochs:
+    entries = body.entries
+    histories = _Histories(state, len(entries))
+    for entry in entries:
         ranges = histories.ranges(entry.topic, entry.topic_id, entry.partition)
         last = ranges[-1] if ranges else None
         if last is None or last.end_offset is not None:

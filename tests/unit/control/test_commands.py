@@ -118,6 +118,7 @@ BODIES: list[c.Body] = [
     c.CloseProvenance(AT),
     c.TruncateProvenance(AT),
     c.RecordSourceEpochs((c.PartitionEpoch("t", UID, 0, 3, 9),)),
+    c.RecordSourceEpochs.by_topic([c.PartitionEpoch("t", UID, 0, 3, 9), c.PartitionEpoch("t", UID, 1, 4, 7)]),
     c.CloseProvenance(AT, Ended.FOLLOWS),
     c.BeginTerm((c.TopicTerms("t", UID, {0: c.TermStart(5, 3), 11: c.TermStart(0, 0)}),)),
     c.BeginTerm((c.TopicTerms("t", UID, {0: c.TermStart(5, 3)}),), Ended.FAILED_OVER),

@@ -17,6 +17,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
+from isthmus_control.model import ResourceType
 from isthmus_control.origins import Origin
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.stream import FollowerStream
@@ -66,6 +67,11 @@ class FollowerOrigins:
         refused = await self._told.record(entry)
         if refused is not None:
             raise LinkRejected(reasons.NOT_FOLLOWING, refused.message)
+        state = self._context.control.state
+        if state.lookup.leading(ResourceType.TOPIC, stream.topic):
+            # Whichever proxy pushes it on must know before it can read what is appended.
+            known = state.origins_of(stream.topic, stream.topic_id, stream.partition)
+            await self._context.control.enforced(known.at_offset)
 
 
 def _recorded(state: ControlState, told: Sequence[_Told]) -> Sequence[Body]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from isthmus_control.commands import Body, CompactFollowerTopic, PartitionEpoch, RecordSourceEpochs
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TRANSACTION_VERIFICATION, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
@@ -322,4 +323,5 @@ class Prerequisites:
 
 
 def _epochs(state: ControlState, entries: Sequence[PartitionEpoch]) -> Sequence[Body]:
-    return (RecordSourceEpochs(tuple(entries)),)
+    whole = RecordSourceEpochs(tuple(entries))
+    return (whole if state.level < ORIGINS else RecordSourceEpochs.by_topic(entries),)

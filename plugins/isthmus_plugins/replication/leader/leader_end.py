@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import OffsetsCopy, Role
+from isthmus_control.origins import TopicOrigins
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.observers import LinkConfirmed
@@ -94,6 +96,7 @@ class LeaderEnd(Part):
         """By partition and topic id."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self._origins = LeaderOrigins(context, self._tasks)
+        self._origins_seen: Mapping[str, TopicOrigins] = {}
         self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(
             context, peers, self._reconcile, self._open_missing, lambda *asked: self.holds_from_first(*asked)
@@ -497,6 +500,12 @@ class LeaderEnd(Part):
             raise
         stream.doubting = False
         self.resume_tails(key.link)
+
+    def control_changed(self, state: ControlState) -> None:
+        if state.origins is not self._origins_seen:
+            self._origins_seen = state.origins
+            for stream in self._streams.values():
+                stream.look_again()
 
     def knows_origins(self, stream: LeaderStream, header: BatchHeader) -> bool:
         """Whether the follower was told where the next batch comes from; if not it is, and then the stream goes on."""

@@ -1,6 +1,10 @@
 """Records where the records of led partitions come from before they are pushed, and says it to the follower.
 
-What is recorded, and when, is decided in :mod:`isthmus_plugins.replication.link.histories`; here the logs are asked.
+What is recorded, and when, is decided in :mod:`isthmus_plugins.replication.link.histories`.
+
+Of what this cluster follows it says what its source says. That may change with any batch, and a batch here does not
+show it; another proxy is the first to know. But that one appends nothing before every proxy of the cluster with a lease
+knows as well (``follower/origins.py``): who has read a batch and has a lease knows where it comes from.
 """
 
 from __future__ import annotations
@@ -8,11 +12,11 @@ from __future__ import annotations
 import uuid
 from math import inf
 
-from isthmus_control.commands import TermStart, ToldPartition
+from isthmus_control.commands import TermStart
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicState
-from isthmus_control.origins import Origin, OriginRange, PartitionOrigins, at
-from isthmus_plugins.process import PluginContext
+from isthmus_control.origins import PartitionOrigins, at
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls, features, histories
 from isthmus_plugins.replication.link.histories import EpochSeen
@@ -41,16 +45,13 @@ class LeaderOrigins:
             return None
         cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
         log = await cluster.log_start(topic, partition), await cluster.log_end(topic, partition)
+        stream.tells_origins = True
         if self._is_followed(topic, topic_id):
-            # Its own source may say something else before the next batch: what it says is not passed on.
-            own = Origin(self._context.cluster_id, topic_id)
-            return calls.Origins(
-                ToldPartition(partition, log[0], (OriginRange(own, log[0], None, 0, assumed=True),)), *log
-            )
+            check_lease(self._context)
+            return self._said(stream, log)
         begun = Begun(topic, topic_id, partition, TermStart(log[1], stream.leader_epoch))
         await self._own.begin_term(begun)
         await self._own.record_written(begun, log[0])
-        stream.tells_origins = True
         return self._said(stream, log)
 
     def are_known(self, stream: LeaderStream, header: BatchHeader) -> bool:
@@ -62,6 +63,8 @@ class LeaderOrigins:
         )
         if due is not None or known.at_offset != stream.told_at:
             return False
+        if self._is_followed(topic, _id_of(stream)):
+            return self._context.clock.monotonic() <= self._context.lease_deadline
         stream.told_epoch, stream.told_until = header.leader_epoch, _until(known, header.base_offset)
         return True
 
@@ -71,6 +74,8 @@ class LeaderOrigins:
         Raises BrokerUnavailable, KafkaRefused, LinkRejected, LinkLost, TimeoutError.
         """
         topic, partition = stream.key.place
+        if self._is_followed(topic, _id_of(stream)):
+            check_lease(self._context)
         log = await self._context.cluster.log_start(topic, partition), header.next_offset
         seen = (EpochSeen(header.leader_epoch, header.base_offset, header.next_offset),)
         await self._own.record_epochs(Seen(topic, _id_of(stream), partition, seen, log, stream.leader_epoch))

@@ -231,6 +231,10 @@ class LeaderStream:
             header.leader_epoch == self.told_epoch and header.base_offset < self.told_until
         )
 
+    def look_again(self) -> None:
+        """What is recorded of where records come from is something else."""
+        self.told_epoch = -1
+
     def opened(self, end_offset: int) -> None:
         self.next_offset = self.acked = self.read_from = end_offset
 

@@ -11,8 +11,10 @@ record is in the control log before what it speaks of happens:
 | leader | it pushes the first batch of an epoch | :func:`epoch_due`; once that is recorded, :func:`told` again |
 | leader | it pushes behind a change of its list | has the follower record what is :func:`told` |
 | follower | it appends of a stream, or behind a change that it is told | :func:`to_follow`, which may say *parted* |
-| follower | it is written by clients, or follows another source | ``CloseProvenance`` at its end, when no request |
-|          |                                                     | is under way any more                           |
+| both | it appends what another cluster follows in turn | the same, and every proxy of the cluster knows: each says |
+|      |                                                 | what is recorded of what it pushes on                     |
+| follower | it is written by clients, or follows another source | :func:`to_close` at its end, when no request is     |
+|          |                                                     | under way any more, and before :func:`to_lead`      |
 | leader | it follows, or its log is compared | once fenced, :func:`log_epochs` up to its end; ``CloseProvenance`` |
 |        |                                    | with FOLLOWS                                                       |
 | either | its log is compared, or told, while nothing is appended by a link | ``TruncateProvenance`` where |

@@ -397,6 +397,9 @@ class Promotions:
                 followed = [(records[each.name], each) for each in topics if each.name in records]
                 await self._stopped(followed, _how(promotion))
                 await begin_terms(self._context, topics, _how(promotion))
+                lookup = self._context.control.state.lookup
+                if any(lookup.leading(ResourceType.TOPIC, each.name) for each in topics):
+                    await self._enforced()  # who pushes it on knows whose it is before there is anything to push
 
                 async def make_own(topic: TopicInfo) -> tuple[Ended, list[str]]:
                     made = await self._ends.end(await self._markers(stored, topic))

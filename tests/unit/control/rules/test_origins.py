@@ -386,6 +386,22 @@ def test_of_what_is_assumed_or_comes_from_elsewhere_epochs_are_not_recorded_alon
     log.refused(body, Rejection.CONFLICT, "does not follow link 'cb'")
 
 
+def test_the_direct_sources_epochs_are_written_shorter_from_this_level_on() -> None:
+    log, same = Log(), Log()
+    entries = c.PartitionEpoch("t", X, 0, 4, 0), c.PartitionEpoch("t", X, 0, 6, 20)
+    short = c.RecordSourceEpochs.by_topic(entries)
+    assert short.entries == list(entries)
+    for each, body in ((log, short), (same, c.RecordSourceEpochs(entries))):
+        each.ok(c.OpenProvenance("ab", place(0)))
+        each.ok(body)
+    assert log.state.histories == same.state.histories
+    before = Log(level=ORIGINS - 1)
+    before.ok(c.OpenProvenance("ab", place(0)))
+    before.refused(short, Rejection.NOT_SUPPORTED)
+    before.ok(c.RecordSourceEpochs(entries))
+    log.refused(c.RecordSourceEpochs((), ()), Rejection.INVALID)
+
+
 # --- records
 
 
@@ -415,6 +431,13 @@ def test_how_records_look() -> None:
     assert body(later((3, 5), (4, 9))) == {
         "link": "ab",
         "topics": [{"partitions": [{"epochs": [[3, 5], [4, 9]], "partition": 0}], "topic": "t", "topic_id": X}],
+    }
+    assert body(c.RecordSourceEpochs.by_topic([c.PartitionEpoch("t", X, 0, 4, 9)])) == {
+        "epochs": [],
+        "topics": [{"partitions": [{"epochs": [[4, 9]], "partition": 0}], "topic": "t", "topic_id": X}],
+    }
+    assert body(c.RecordSourceEpochs((c.PartitionEpoch("t", X, 0, 4, 9),))) == {
+        "epochs": [{"epoch": 4, "partition": 0, "start_offset": 9, "topic": "t", "topic_id": X}]
     }
     assert body(c.CloseProvenance(place(5))) == {
         "partitions": [{"offset": 5, "partition": 0, "topic": "t", "topic_id": X}]

@@ -310,7 +310,7 @@ def test_an_epoch_that_is_refused_stops_its_partition_alone(monkeypatch: pytest.
         append = control.append
 
         async def refuse(body: Body) -> Outcome:
-            if isinstance(body, RecordSourceEpochs) and any(epoch.partition == 1 for epoch in body.epochs):
+            if isinstance(body, RecordSourceEpochs) and any(epoch.partition == 1 for epoch in body.entries):
                 await asyncio.sleep(0.05)
                 return Rejected(Rejection.CONFLICT, "no such epoch")
             return await append(body)

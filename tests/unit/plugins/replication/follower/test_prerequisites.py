@@ -216,7 +216,7 @@ def of_a_new_epoch(scene: Scene, partition: int = 0) -> FollowerStream:
 def recorded(scene: Scene) -> list[list[int]]:
     """The partitions of each command that records epochs."""
     commands = [body for body in scene.control.commands if isinstance(body, RecordSourceEpochs)]
-    return [[each.partition for each in body.epochs] for body in commands]
+    return [[each.partition for each in body.entries] for body in commands]
 
 
 def test_epochs_that_are_due_at_once_are_one_command_and_what_comes_meanwhile_the_next() -> None:

@@ -328,7 +328,7 @@ def test_of_groups_for_which_some_of_several_links_are_enough_it_says_which_to_c
     on_following(work)
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", range(7))
 def test_once_begun_another_proxy_finishes_it(at: int) -> None:
     async def work(two: Two) -> None:
         open_transaction(two, "l-t")

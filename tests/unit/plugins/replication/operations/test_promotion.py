@@ -393,7 +393,7 @@ def test_groups_are_looked_at_again_when_nothing_more_comes_into_their_topics() 
     on_groups(work)
 
 
-@pytest.mark.parametrize("at", range(12))
+@pytest.mark.parametrize("at", range(14))
 def test_topics_and_groups_are_promoted_together_whoever_dies(at: int) -> None:
     async def work(two: Two) -> None:
         killing = Killing(two, at)
@@ -426,7 +426,7 @@ async def follows_on(two: Two) -> None:
     assert [mapping.role for mapping in two.b.status().mappings] == ["follower"]
 
 
-@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("at", range(11))
 def test_once_begun_another_proxy_finishes_it(at: int) -> None:
     async def work(two: Two) -> None:
         killing = Killing(two, at)
