@@ -80,6 +80,8 @@ def test_what_becomes_of_namespaces(scene: tuple[Linked, Relay], kill: Kill) -> 
             assert book.step("Delete the link").count("reserved") >= 2
             for name in (topic, metrics + "t"):
                 refused(link, name)
+                origin = link.b.proxy.get(f"/v1/topics/{name}")["partitions"][0]["provenance"]
+                assert [(each["start_offset"], each["end_offset"]) for each in origin] == [(0, 10)]
             link.a.produce(topic, [b"meanwhile"] * 10)
             book.step("Attach them to another link")
             link.wait_end(topic, 20)
