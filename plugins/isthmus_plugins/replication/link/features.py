@@ -41,6 +41,8 @@ CONSENTS: Final = "consents"
 """It says what it has not granted, and shows what waits for its operator."""
 ORIGINS: Final = "origins"
 """It records where the records of its source come from, as that says it (:mod:`isthmus_control.origins`)."""
+COUNTERPARTS: Final = "counterparts"
+"""It detaches its end of a pair by the other end's prefix, where that end was detached before."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -60,6 +62,7 @@ FEATURES: Final = (
     TOKENS,
     CONSENTS,
     ORIGINS,
+    COUNTERPARTS,
 )
 
 

@@ -181,6 +181,7 @@ class LinkService(Part):
             calls.Attach.by(self.attaching.on_attach),
             calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
+            calls.DetachCounterpart.by(self.attaching.on_detach_counterpart),
             calls.LedTopics.by(self.attaching.on_led_topics),
             calls.CheckAcls.by(self.attaching.on_check_acls),
             calls.CompletingTransactions.by(self.on_completing_transactions),
