@@ -89,12 +89,13 @@ def test_add_an_empty_namespace_and_create_a_topic_afterwards(
         book.step("Attach them")
         assert (local, remote, "leader") in mappings(link, link.a)
         assert (remote, local, "follower") in mappings(link, link.b)
-        assert watching.seen == {STATES[mode]}, "it remains so"
+        assert watching.seen == {STATES[mode]}, watching.told
         book.step("Create a topic at the leader")
         until("the topic is there", lambda: link.b.topics().get(remote + "clicks") == 2)
         until("both sides tell of it", lambda: told(link, local + "clicks", remote + "clicks") == {STATES[mode]})
         # An asynchronous one is Catching Up for a moment, until it is known of new partitions that they lack nothing.
-        assert watching.seen <= {STATES[mode]} | ({"Catching Up"} if mode == "asynchronous" else set())
+        more = {"Catching Up"} if mode == "asynchronous" else set()
+        assert watching.seen <= {STATES[mode]} | more, watching.told
         link.a.produce(local + "clicks", [b"first", b"second"], partition=1)
         link.wait_end(remote + "clicks", 2, partition=1)
         # Over a synchronous link consumers wait (OFFSET_NOT_AVAILABLE) until B knows that it has what was acked.
@@ -157,7 +158,7 @@ def test_remove_a_follower_topic_and_make_it_writable(pair: Linked, relay: Relay
             origin = link.b.proxy.get(f"/v1/topics/{remote}clicks")["partitions"][0]["provenance"]
             assert [(each["start_offset"], each["end_offset"]) for each in origin] == [(0, 100)]
             book.step("Clear the reservation")
-        assert watching.seen == {"Following"}, "it remains so"
+        assert watching.seen == {"Following"}, watching.told
         assert link.b.produce(remote + "clicks", [b"ours"]) == [100]
         # What the source gets from now on stays there.
         link.a.produce(local + "clicks", [b"theirs"])

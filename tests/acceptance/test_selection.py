@@ -49,12 +49,12 @@ def test_what_comes_and_goes_while_it_is_in_sync(scene: tuple[Linked, Relay], ki
             delete_group(link.a, group)
             until("A has it no more", lambda: group_status(link.a, link.name, group) is None)
 
-            assert watching.seen == {"In-Sync"}, "it stays so"
+            assert watching.seen == {"In-Sync"}, watching.told
             book.step("Delete the topic")
             until("it is gone", lambda: topic not in link.b.topics())
             until("nothing is told of it", lambda: not link.b.partitions(link.name, topic))
             until("In-Sync", lambda: {side.link(link.name)["state"] for side in (link.a, link.b)} == {"In-Sync"})
-            assert watching.seen <= {"In-Sync", "Out-Of-Sync"}, "until its deletion is certain"
+            assert watching.seen <= {"In-Sync", "Out-Of-Sync"}, watching.told  # until its deletion is certain
             watching.seen.clear()
 
             book.step("Attach another namespace")
@@ -68,6 +68,6 @@ def test_what_comes_and_goes_while_it_is_in_sync(scene: tuple[Linked, Relay], ki
                 assert link.a.produce(audit + "t", [b"alone"], acks="all") == [1]
             finally:
                 scene[1].release()
-            assert watching.seen == {"In-Sync"}, "it stays so"
+            assert watching.seen == {"In-Sync"}, watching.told
         assert [record.value for record in link.b.read(audit + "t")] == [b"first"]
         assert offsets(link.b, group) == {}, "they go with the topic"

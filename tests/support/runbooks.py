@@ -125,6 +125,8 @@ class Watching:
         """Outside of :meth:`looking_away`."""
         self.meanwhile: set[str] = set()
         """In it."""
+        self.told: list[str] = []
+        """What was said of each of these states when it was seen first."""
         self._link = link
         self._away = False
         self._failed: Exception | None = None
@@ -160,14 +162,23 @@ class Watching:
         while not self._stop.is_set():
             with self._looks:
                 try:
-                    found = {str(side.link(self._link.name)["state"]) for side in (self._link.a, self._link.b)}
+                    links = [side.link(self._link.name) for side in (self._link.a, self._link.b)]
                 except Exception as error:
                     if self._away:
                         continue
                     self._failed = error
                     return
-                (self.meanwhile if self._away else self.seen).update(found)
+                for each in links:
+                    self._note(each)
             time.sleep(0.005)  # others want to look away, too
+
+    def _note(self, link: Mapping[str, Any]) -> None:
+        """A link is as one side tells it."""
+        state, seen = str(link["state"]), self.meanwhile if self._away else self.seen
+        if state not in seen:
+            seen.add(state)
+            parts = [each for each in link["partitions"] if each["state"] == state]
+            self.told.append(f"{state}, {link['reason']} {link['message']}, at {link['local_cluster_id']}: {parts}")
 
 
 class Runbook:

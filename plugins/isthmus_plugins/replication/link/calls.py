@@ -379,6 +379,22 @@ class Detach(Question[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class DetachCounterpartAnswer:
+    detached: bool
+    """Whether there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetachCounterpart(Question[DetachCounterpartAnswer]):
+    """Have the asked end of a pair of namespaces detached whose other end, with the prefix ``remote``, is already."""
+
+    METHOD = "detach_counterpart"
+
+    type: ResourceType
+    remote: str
+
+
+@dataclass(frozen=True, slots=True)
 class LedTopicsAnswer:
     topics: tuple[LedTopic, ...]
     truncating: tuple[str, ...] = ()

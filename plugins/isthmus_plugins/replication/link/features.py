@@ -43,6 +43,8 @@ ORIGINS: Final = "origins"
 """It records where the records of its source come from, as that says it (:mod:`isthmus_control.origins`)."""
 SHARED_PREFIX: Final = "shared-prefix"
 """It says of a topic where its records come from before that is followed, for the follower to go on where they part."""
+COUNTERPARTS: Final = "counterparts"
+"""It detaches its end of a pair by the other end's prefix, where that end was detached before."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -63,6 +65,7 @@ FEATURES: Final = (
     CONSENTS,
     ORIGINS,
     SHARED_PREFIX,
+    COUNTERPARTS,
 )
 
 

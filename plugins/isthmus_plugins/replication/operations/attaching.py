@@ -55,7 +55,7 @@ from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.target_topics import predecessors
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.features import SOURCE_DELETIONS, SOURCE_LOSSES
+from isthmus_plugins.replication.link.features import COUNTERPARTS, SOURCE_DELETIONS, SOURCE_LOSSES
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
@@ -449,6 +449,8 @@ class Attaching:
             await self._consents.withdraw(link, waits, local_only)
             return
         if mapping is None:
+            if not local_only and await self._counterpart_detached(link_name, kind, local_prefix):
+                return
             raise OperationError(
                 "NOT_FOUND", f"{type_} namespace {local_prefix!r} is not attached to {link_name!r}", 404
             )
@@ -461,6 +463,14 @@ class Attaching:
             if not local_only:
                 await self._commands.call(link_name, there)
             await self.detach_here(link, mapping)
+
+    async def _counterpart_detached(self, link_name: str, kind: ResourceType, local_prefix: str) -> bool:
+        """Have the other end of a pair detached that this end has no more: whoever detached it here came no farther.
+        Whether there was one."""
+        if not self._commands.all_know(link_name, COUNTERPARTS):
+            return False
+        answer = await self._commands.call(link_name, calls.DetachCounterpart(kind, local_prefix))
+        return answer.detached
 
     async def detach_here(
         self, link: Link, mapping: NamespaceMapping, for_peer: bool = False, ended: Ended = Ended.DETACHED
@@ -497,6 +507,16 @@ class Attaching:
         elif link is not None:
             await self._consents.on_detach(link, question)
         return calls.Done()
+
+    async def on_detach_counterpart(
+        self, connection: LinkConnection, question: calls.DetachCounterpart
+    ) -> calls.DetachCounterpartAnswer:
+        link = self._context.control.state.links.get(connection.link_name)
+        for mapping in () if link is None else link.mappings:
+            if link is not None and (mapping.type, mapping.remote_prefix) == (question.type, question.remote):
+                await self._commands.for_peer(self.detach_here(link, mapping, self._consents.for_peer))
+                return calls.DetachCounterpartAnswer(True)
+        return calls.DetachCounterpartAnswer(False)
 
 
 def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach | calls.CheckAcls) -> AttachNamespace:

@@ -183,6 +183,7 @@ class LinkService(Part):
             calls.Attach.by(self.attaching.on_attach),
             calls.AlterMapping.by(self.attaching.on_alter_mapping),
             calls.Detach.by(self.attaching.on_detach),
+            calls.DetachCounterpart.by(self.attaching.on_detach_counterpart),
             calls.LedTopics.by(self.attaching.on_led_topics),
             calls.AttachedPairs.by(self._recovering.on_attached_pairs),
             calls.LogOrigins.by(self.attaching.on_log_origins),

@@ -186,6 +186,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
     ),
     (calls.Detach(ResourceType.TOPIC, "l-"), '{"type":"topic","local":"l-"}', [(calls.Done(), "{}")]),
     (
+        calls.DetachCounterpart(ResourceType.TOPIC, "r-"),
+        '{"type":"topic","remote":"r-"}',
+        [(calls.DetachCounterpartAnswer(True), '{"detached":true}')],
+    ),
+    (
         calls.LedTopics("l-"),
         '{"prefix":"l-"}',
         [

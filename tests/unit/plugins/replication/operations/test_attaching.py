@@ -458,6 +458,20 @@ def test_a_leader_that_is_detached_alone_leaves_a_follower_that_is_detached_late
     on_link(work)
 
 
+def test_what_was_detached_at_one_end_when_the_link_was_cut_is_detached_at_both_by_the_same_command() -> None:
+    async def work(scene: Scene) -> None:
+        await following(scene)
+        scene.replicas.cut()
+        await refused(scene.detach("A"), "UNAVAILABLE", "--local-only")
+        assert scene.attached() == "B"
+        await connected_again(scene)
+        await scene.detach("A")
+        assert scene.attached() == ""
+        await refused(scene.detach("A"), "NOT_FOUND", "'m-' is not attached")
+
+    on_link(work)
+
+
 def test_log_ends_that_cannot_be_read_are_told_and_recorded_later() -> None:
     async def work(scene: Scene) -> None:
         await following(scene)
