@@ -42,7 +42,7 @@ PUSH_S: Final = 0.002
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
 _NOT_CONFIRMED: Final = b""
-"""Says that an answer is to be made of the request: in the thread, where that is large."""
+"""Says that an answer is to be made of a large request, in the thread."""
 SCOPES_MAX: Final = 10_000
 """Groups whose scopes are remembered."""
 
@@ -201,15 +201,18 @@ class CommitGate:
         """The answer as it goes out: at once, when it may, or refused, if its group has been detached meanwhile."""
         if 0 not in peeks.error_codes(request.api_key, request.version, frame):
             return frame
-        refused = answered_as_asked(request, lambda _: _refused(request.api_key, request.frame, group))
+        refusal = partial(_refused, request.api_key, request.frame, group)
+        refused = answered_as_asked(request, lambda _: refusal())
         if scope is None or place is None or self._is_detached(group):
             return refused(frame)
         held = self._held.get(scope)
         if held is None:
             held = self._held[scope] = HeldAnswers(_OfScope(self._needs, scope), self._clock)
         transactional = request.api_key == ApiKey.TXN_OFFSET_COMMIT
-        answer = held.hold_commit(place, transactional, WAIT_S, frame, lambda: _NOT_CONFIRMED)
         self._work.set()
+        if not request.aside:
+            return held.hold_commit(place, transactional, WAIT_S, frame, refusal)
+        answer = held.hold_commit(place, transactional, WAIT_S, frame, lambda: _NOT_CONFIRMED)
         return passed_on(lambda said: refused(said) if said is _NOT_CONFIRMED else said, answer)
 
     # ---- what time changes ----
