@@ -22,7 +22,7 @@ from isthmus_control.levels import ORIGINS
 from isthmus_control.model import FollowerTopic, TopicState
 from isthmus_control.origins import PartitionOrigins
 from isthmus_control.outcome import Rejected
-from isthmus_control.shared_prefix import PartitionLog, shared_prefix
+from isthmus_control.shared_prefix import PartitionLog, SharedPrefix, shared_prefix
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
@@ -35,6 +35,8 @@ from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.records import BatchError
 
 CALL_TIMEOUT_S: Final = 60.0
+COMPARED_AT_ONCE: Final = 20
+"""Topics: of each both logs are read."""
 CHECKED: Final = 100
 """Offsets before the end of what is shared whose records are compared."""
 MENDED_AT_MOST: Final = 4
@@ -99,6 +101,7 @@ class SharedLogs:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._verification = Verification(context)
+        self._turns = asyncio.Semaphore(COMPARED_AT_ONCE)
 
     # ---- the follower's side ----
 
@@ -109,29 +112,55 @@ class SharedLogs:
 
         Raises BrokerUnavailable, KafkaRefused, also for what the peer answers.
         """
-        if self._context.control.state.level < ORIGINS or features.SHARED_PREFIX not in peer.peer_features:
+        if not self._are_told(peer):
             return None
         try:
-            answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
-            self._check(answer.topic_id, source_topic, source_topic_id)
-            return await self._compared(peer, source_topic, answer, info)
+            async with self._turns:
+                answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
+                self._check(answer.topic_id, source_topic, source_topic_id)
+                return await self._compared(peer, source_topic, answer, info)
         except (LinkRejected, LinkLost, TimeoutError) as error:
             raise BrokerUnavailable(f"the source does not say what its {source_topic} has: {error}") from error
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(f"{info.name} cannot be read: {error}") from error
 
+    async def walked(
+        self, peer: LinkConnection, source_topic: str, source_topic_id: str, info: TopicInfo
+    ) -> list[SharedPrefix] | None:
+        """By partition of a topic that follows: up to where it may be its source's, whatever the records are.
+
+        None: nothing is said, or the source's topic is another one by now. Raises LinkRejected, LinkLost, TimeoutError,
+        BrokerUnavailable.
+        """
+        if not self._are_told(peer):
+            return None
+        answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
+        if answer.topic_id != source_topic_id:
+            return None
+        return self._walked(await self._logs(info), answer.partitions)
+
+    def _are_told(self, peer: LinkConnection) -> bool:
+        return self._context.control.state.level >= ORIGINS and features.SHARED_PREFIX in peer.peer_features
+
+    @staticmethod
+    def _walked(logs: Sequence[_Log], said: Sequence[calls.Origins]) -> list[SharedPrefix]:
+        return [
+            shared_prefix(
+                PartitionLog(histories.FOLLOWER, here.origins, here.start, here.end),
+                PartitionLog(histories.SOURCE, PartitionOrigins(there.said.ranges), there.log_start, there.log_end),
+            )
+            for here, there in zip(logs, said, strict=False)
+        ]
+
     async def _compared(
         self, peer: LinkConnection, source_topic: str, answer: calls.LogOriginsAnswer, info: TopicInfo
     ) -> ComparedTopic:
         logs = await self._logs(info)
-        walked = []
-        related = False
-        for here, said in zip(logs, answer.partitions, strict=False):
-            theirs = PartitionOrigins(said.said.ranges)
-            one = PartitionLog(histories.FOLLOWER, here.origins, here.start, here.end)
-            walked.append(shared_prefix(one, PartitionLog(histories.SOURCE, theirs, said.log_start, said.log_end)))
-            topics = {each.origin[:2] for each in here.origins.ranges}
-            related = related or any(each.origin[:2] in topics for each in theirs.ranges)
+        walked = self._walked(logs, answer.partitions)
+        related = any(
+            {each.origin[:2] for each in here.origins.ranges} & {each.origin[:2] for each in there.said.ranges}
+            for here, there in zip(logs, answer.partitions, strict=False)
+        )
         compacts = answer.compacts or await self._verification.compacts(info.name, info.topic_id)
         asked = []
         for partition, (here, said, found) in enumerate(zip(logs, answer.partitions, walked, strict=False)):
@@ -214,6 +243,8 @@ class SharedLogs:
 
     async def _times(self, info: TopicInfo, partition: int, offset: int, end: int) -> calls.Times | None:
         """Of the first and the last batch of ``[offset, end)`` that can be read now; None: there is none."""
+        if offset >= end:
+            return None
         end = min(end, await self._context.cluster.high_watermark(info.name, partition))
         first = last = None
         async for _, header, _ in read_batches(self._context, info, partition, offset, end):
@@ -236,11 +267,12 @@ class SharedLogs:
             state = _not_following(state, name)
             starts_of = {p: TermStart(ends[p], info.partitions[p].leader_epoch) for p in written}
             state = self._as_if(state, histories.to_lead(state, {(name, topic_id): starts_of}))
-            for partition in written:
-                epoch = info.partitions[partition].leader_epoch
-                log = starts[partition], ends[partition]
-                seen = await self._epochs_of(name, partition, log, epoch)
-                state = self._with_epochs(state, (name, topic_id), partition, seen, log, epoch)
+            limits = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
+            seen = await asyncio.gather(
+                *(self._epochs_of(name, p, log[:2], log[2]) for p, log in zip(written, limits, strict=True))
+            )
+            for partition, epochs, log in zip(written, seen, limits, strict=True):
+                state = self._with_epochs(state, (name, topic_id), partition, epochs, log[:2], log[2])
             known = [
                 state.origins_of(name, topic_id, p) if p in written else PartitionOrigins(known[p].ranges[:-1])
                 for p in partitions

@@ -148,9 +148,12 @@ class TruncationSteps:
             return
         starts = await self._log_starts(truncation.topic, ends)
         cuts = []
+        source_id = record.source_topic_id if truncation.source is None else truncation.source.successor
+        walked = await self._shared_logs.walked(connection, record.source_topic, source_id, info) or []
+        bounds = {partition: found.offset for partition, found in enumerate(walked) if found.unknown is None}
         try:
             for partition, log_end in ends.items():
-                limits = partition, starts[partition], log_end
+                limits = partition, starts[partition], log_end, bounds.get(partition)
                 common = await self._common_log.end(connection, info, record, truncation.source, *limits)
                 cuts.append(PartitionCut(partition, starts[partition], max(starts[partition], common), log_end))
             held = await self._source_losses.are_held(connection, info, truncation, cuts)
