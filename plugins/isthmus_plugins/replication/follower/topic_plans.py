@@ -235,6 +235,12 @@ def _not_cut(compared: ComparedTopic, salvages: bool) -> str | None:
         return f"is not known to be the source's: {compared.unknown}"
     if not compared.related:
         return UNRELATED
+    expired = next((each for each in compared.partitions if each.cut and each.shared < each.here[0]), None)
+    if expired is not None:
+        return (
+            f"is the source's before offset {expired.shared} of partition {expired.partition}, and starts at "
+            f"{expired.here[0]} by now: nothing of it is left to go on from"
+        )
     if not salvages:
         return (
             f"has {compared.records_cut} records that the source's has not, and there is nowhere to keep them: "

@@ -223,7 +223,7 @@ class CommonLog(Part):
         if bound <= start:
             return bound
         if bound < log_end:
-            bound = max(start, await self._whole(topic, partition, bound))
+            bound = max(start, await self.whole(topic, partition, bound))
         here = await self._verification.ends(topic, partition)
         there = calls.Ends(source.log_start, source.high_watermark, last_stable_offset)
         # What is open in one of the logs may be aborted in the other by now: nothing differs yet.
@@ -242,7 +242,7 @@ class CommonLog(Part):
                 return await self._between(topic, partition, start, difference)
         return bound
 
-    async def _whole(self, topic: TopicInfo, partition: int, offset: int) -> int:
+    async def whole(self, topic: TopicInfo, partition: int, offset: int) -> int:
         """An offset, or the begin of the batch in the middle of which it is."""
         async for _, header, _ in read_batches(self._context, topic, partition, offset, offset + 1):
             return min(header.base_offset, offset)

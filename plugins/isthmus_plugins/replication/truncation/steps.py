@@ -202,10 +202,11 @@ class TruncationSteps:
                 "its logs are not as they were when it was agreed to have it cut: attach the namespace again, with "
                 "what --dry-run prints now, or detach it",
             )
-        cuts = tuple(
-            PartitionCut(each.partition, each.here[0], each.shared, each.here[1]) for each in compared.partitions
-        )
-        await self._ownership.advance(truncation, _P.SALVAGING, cuts=cuts, compared_at=views_of(info))
+        cuts = []
+        for each in compared.partitions:
+            cut_at = await self._common_log.whole(info, each.partition, each.shared) if each.cut else each.shared
+            cuts.append(PartitionCut(each.partition, each.here[0], max(each.here[0], cut_at), each.here[1]))
+        await self._ownership.advance(truncation, _P.SALVAGING, cuts=tuple(cuts), compared_at=views_of(info))
 
     def _connection(self, truncation: Truncation) -> LinkConnection:
         connections = self._peers.connections(truncation.link)

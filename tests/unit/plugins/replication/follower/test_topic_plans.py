@@ -244,11 +244,15 @@ def test_what_the_operator_agreed_to_lose_is_truncated_and_no_later_topic_of_the
 
 
 def compared(
-    *partitions: tuple[int, int, int], unknown: str | None = None, differs: bool = False, related: bool = True
+    *partitions: tuple[int, int, int],
+    unknown: str | None = None,
+    differs: bool = False,
+    related: bool = True,
+    start: int = 0,
 ) -> ComparedTopic:
     """``partitions``: (shared, end here, end at the source)."""
     found = (
-        ComparedPartition(number, shared, unknown if shared < end else None, differs, (0, end), (0, there))
+        ComparedPartition(number, shared, unknown if shared < end else None, differs, (start, end), (0, there))
         for number, (shared, end, there) in enumerate(partitions)
     )
     return ComparedTopic(HERE, related, tuple(found))
@@ -290,6 +294,7 @@ def test_what_the_source_has_not_is_cut_where_that_was_agreed() -> None:
         (compared((8, 10, 12), differs=True), True, "nothing is done with it"),
         (compared((10, 10, 12), differs=True), True, "nothing is done with it"),
         (compared((8, 10, 12), related=False), True, "no cluster has written for both"),
+        (compared((8, 10, 12), start=9), True, "starts at 9 by now"),
         (compared((8, 10, 12)), False, "[data] directory"),
     ],
 )
