@@ -7,7 +7,9 @@ RUN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 # The environment and the browser come over the network at the same time, and types are checked meanwhile.
 MAKEFLAGS += --jobs=3
-PYTEST = $(RUN)/python $(if $(DEV),-X dev) -m pytest
+# Sets of names go through in an order of their own with each seed, simulations with them: one that failed is to fail again.
+HASH_SEED = $(or $(PYTHONHASHSEED),0)
+PYTEST = PYTHONHASHSEED=$(HASH_SEED) $(RUN)/python $(if $(DEV),-X dev) -m pytest
 
 .PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
     test-upgrade test-fuzz bench-look browser lint format lock clean
@@ -64,7 +66,8 @@ test-failovers: $(VENV)/.ready  ## Twenty kills of an application's cluster (IST
 test-upgrade: $(VENV)/.ready  ## The version that tests/upgrade/FROM names beside this one, in every order, under traffic
 	$(SUITE) upgrade -s tests/upgrade
 
-test-fuzz: $(VENV)/.ready  ## Everything that is simulated, with hundreds of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED); requests made up by hypothesis (ISTHMUS_FUZZ_EXAMPLES); costly ones; listeners of running proxies, an hour (ISTHMUS_FUZZ_S, ISTHMUS_FUZZ_SEED)
+test-fuzz: HASH_SEED = $(or $(PYTHONHASHSEED),$(shell date +%s))
+test-fuzz: $(VENV)/.ready  ## Everything that is simulated, with hundreds of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED, PYTHONHASHSEED); requests made up by hypothesis (ISTHMUS_FUZZ_EXAMPLES); costly ones; listeners of running proxies, an hour (ISTHMUS_FUZZ_S, ISTHMUS_FUZZ_SEED)
 	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-300} ISTHMUS_FUZZ_EXAMPLES=$${ISTHMUS_FUZZ_EXAMPLES:-1000} \
 	    $(SUITE) all -n 2 tests/sim tests/unit/proxy/test_admin_fuzz.py tests/unit/proxy/session/test_request_costs.py \
 	    tests/unit/proxy/session/test_fuzz.py

@@ -84,6 +84,8 @@ T = TypeVar("T")
 
 LEASE_MS: Final = LEASE_MS_MAX
 """None runs out while a test goes on, on a machine that is busy."""
+PATIENCE_S: Final = 60.0
+"""How long such a machine may take to start a listener, or to answer."""
 
 
 class MemoryLog:
@@ -555,11 +557,19 @@ class RunningAdmin:
         self._tls = tls
         self._unix_socket = unix_socket
         self._ready: Future[None] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="admin")
+        self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
         self.log: MemoryLog
         self.links: MemoryLinks
         self.services: AdminServices
         self.url = ""
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -581,16 +591,16 @@ class RunningAdmin:
             result = function(*arguments)
             return await result if asyncio.iscoroutine(result) else result
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._ready.result(10)
+        self._ready.result(PATIENCE_S)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.call(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
 
 def _decision(topic: str, action: Any, dry_run: bool) -> TopicDecision:

@@ -60,9 +60,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [
-        f"suite {config.getoption('--suite')}, slice {config.getoption('--slice')}, cases chosen by tree {tree()[:12]}"
-    ]
+    suite, part = config.getoption("--suite"), config.getoption("--slice")
+    order = os.environ.get("PYTHONHASHSEED", "random")
+    return [f"suite {suite}, slice {part}, cases chosen by tree {tree()[:12]}, PYTHONHASHSEED={order}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

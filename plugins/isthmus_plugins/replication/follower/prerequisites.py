@@ -35,6 +35,8 @@ from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS
 log = logging.getLogger("isthmus_plugins.replication")
 
 SETTINGS_SPREAD_S: Final = 0.2
+REFUSALS_BELIEVED: Final = 3
+"""So often a batch may be refused that is within the limits which its topic was given, before these are raised."""
 """A broker hears of a topic's new settings a moment after they were made. One that refuses a batch all the same has not
 heard of them yet, as a rule: it gets twice as long each time, six seconds in all."""
 RETRY_S: Final = 5.0
@@ -259,7 +261,10 @@ class Prerequisites:
                 if self._is_frozen(stream) or effective.get(MESSAGE_BYTES_MAX) == FROZEN:
                     follower_log.stop(stream.trouble or StopReason(ReasonCode.TRUNCATING, "it is being truncated"))
                     return
-                if needed := topic_settings.lower_than(effective, follower_log.refused_bytes):
+                needed = topic_settings.lower_than(effective, follower_log.refused_bytes)
+                if stream.refusals < REFUSALS_BELIEVED:
+                    needed = {name: value for name, value in needed.items() if not self._comes(stream, name)}
+                if needed:
                     check_lease(self._context)
                     if follower_log.ended:  # what a promotion sets stays
                         return
@@ -279,6 +284,11 @@ class Prerequisites:
                     f"{stream.topic} takes, and {settings} cannot be set: {why}",
                 )
                 await asyncio.sleep(RETRY_S)
+
+    def _comes(self, stream: FollowerStream, name: str) -> bool:
+        """Whether a topic was given its source's limit, which the batch is within: its brokers may hear of it late."""
+        record = self._context.control.state.follower_topics.get(stream.topic)
+        return record is not None and int(record.settings.get(name, 0)) >= stream.follower_log.refused_bytes
 
     def _is_frozen(self, stream: FollowerStream) -> bool:
         """Whether nobody may append to a topic now: it is truncated, and the stream does not refill the new one."""

@@ -21,7 +21,7 @@ from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.decision import Decision
-from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
+from isthmus_plugins.replication.transactions.marker_order import UNUSED_MAX, MarkerOrder
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -82,7 +82,7 @@ class MarkerGate:
         self._insist = insist
         self._on_wait = on_wait
         self._tasks = Tasks("marker-gate", context.supervision)
-        self._order = MarkerOrder[Decision](self._floor, self._recall_once_loaded, self._may_go_unknown)
+        self._order = MarkerOrder[Decision](self._floor, self._recall_once_loaded, self._may_go_unknown, self._give_up)
         self._active = False
         self._load_until = 0.0
         """So long the transaction log may take to be read, from when it was not any more."""
@@ -163,6 +163,10 @@ class MarkerGate:
     def _is_read(self, stream: OrderedPlace, producer_id: int, offset: int) -> bool:
         """Whether all decisions are read that a producer's marker may carry out."""
         return any(offset < self._read_upto.get((stream, home), 0) for home in {None, self._tail.home_of(producer_id)})
+
+    def _give_up(self, key: LinkPartition) -> bool:
+        """Have a partition leave whose follower lacks too many markers; whether it has."""
+        return self._partitions.lose(key, f"the follower is {UNUSED_MAX} transactions of a producer behind")
 
     # ---- streams ----
 

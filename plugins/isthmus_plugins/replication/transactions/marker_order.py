@@ -17,8 +17,9 @@ from isthmus_protocol.record_codec import Marker, decode_control
 from isthmus_protocol.records import BatchHeader, Frame
 
 NOT_DECIDED: Final = False
-UNUSED_MAX: Final = 8
-"""Decisions of a producer that are remembered of a partition without a marker of theirs: most had no record there."""
+UNUSED_MAX: Final = 256
+"""Decisions of a producer whose markers a partition's stream has not read. Each goes along with the next decision, so
+the other side is not to be further behind: then the partition is In-Sync no more."""
 PRODUCERS_MAX: Final = 10_000
 """That are remembered of a stream; of others more is asked for than might be needed."""
 
@@ -86,14 +87,17 @@ class MarkerOrder(Generic[D]):
         floor: Callable[[LinkPartition], int | None],
         recall: Callable[[LinkPartition, int, int], bool],
         may_go_unknown: Callable[[OrderedPlace, int, int, bool], bool],
+        give_up: Callable[[LinkPartition], bool],
     ) -> None:
         """``floor(partition)``: the floor; None: no marker waits. ``recall(partition, producer id, epoch)``: name what
         was decided before this proxy pushed the partition (:meth:`decided`), and have the last decision from before
         this process sent; whether there is one that was not yet. ``may_go_unknown(stream, producer id, offset, below
-        the floor)``: whether a marker may go of whose decision nothing is known."""
+        the floor)``: whether a marker may go of whose decision nothing is known. ``give_up(partition)``: have one leave
+        of which more is to be remembered than can be; whether nothing says any more that it is In-Sync."""
         self._floor = floor
         self._recall = recall
         self._may_go_unknown = may_go_unknown
+        self._give_up = give_up
         self._known: dict[tuple[LinkPartition, int], list[_Known[D]]] = {}
         """By partition and producer id, in the order of the transaction log."""
         self._producers: dict[OrderedPlace, _Producers] = {}
@@ -107,7 +111,7 @@ class MarkerOrder(Generic[D]):
         known.append(_Known(decision))
         known.sort(key=lambda each: each.decision.identity)
         unused = [each for each in known if each.used_at is None]
-        if len(unused) > UNUSED_MAX:
+        if len(unused) > UNUSED_MAX and self._give_up(key):
             known.remove(next((each for each in unused if each.decision.is_there(key)), unused[0]))
 
     def is_next(self, key: LinkPartition, decision: D) -> bool:
@@ -167,7 +171,9 @@ class MarkerOrder(Generic[D]):
             producers.begun.setdefault(producer_id, offset)
             return True
         commits = bool(header.record_count) and decode_control(batch).marker is Marker.COMMIT
-        if commits and producer_id not in producers.ended:
+        if producer_id in producers.ended:
+            self._pass_empty(stream.key, producer_id, offset)
+        elif commits:
             found = self._decided(stream, header, producers.begun.get(producer_id, 0), plain)
             if found is NOT_DECIDED:
                 return False
@@ -177,6 +183,13 @@ class MarkerOrder(Generic[D]):
         if len(producers.ended) < PRODUCERS_MAX:
             producers.ended.add(producer_id)
         return True
+
+    def _pass_empty(self, key: LinkPartition, producer_id: int, offset: int) -> None:
+        """A marker of a producer of which nothing is open: what stands below had nothing else in the partition."""
+        for each in self._known.get((key, producer_id), ()):
+            end = each.decision.end_of(key)
+            if each.used_at is None and end is not None and end <= offset:
+                each.used_at = offset
 
     def _use(self, key: LinkPartition, producer_id: int, used: _Known[D], offset: int) -> None:
         """A marker carries a decision out; those before it that no marker did had nothing in the partition."""

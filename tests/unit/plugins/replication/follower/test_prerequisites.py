@@ -594,6 +594,34 @@ def test_the_limits_that_a_batch_needs_are_raised_and_no_others() -> None:
     on_scene(work)
 
 
+def test_limits_that_the_source_has_by_now_are_waited_for_before_any_are_raised() -> None:
+    """What is raised beyond the source's limit stays so: brokers that were late made it so."""
+
+    async def work(scene: Scene) -> None:
+        scene.topic.configs["max.message.bytes"] = "1000"
+        settings = {"max.message.bytes": "5000"}
+        following = SetFollowerTopic(
+            LINK, TOPIC, SOURCE, SOURCE_ID, TopicState.FOLLOWING, scene.topic_id, settings=settings
+        )
+        scene.apply(following)
+        stream = large(scene)
+        for _ in range(2):
+            stream.refusals += 1
+            scene.begin(stream, step=Step.RAISE_LIMITS)
+            await scene.went((0, Step.WRITE))
+            assert not scene.raised
+            operation = stream.follower_log.take()
+            assert isinstance(operation, Append)
+            stream.follower_log.refused_large(len(operation.data))
+            scene.went_on.clear()
+        stream.refusals += 1
+        scene.begin(stream, step=Step.RAISE_LIMITS)
+        await scene.went((0, Step.WRITE))
+        assert scene.topic.configs["max.message.bytes"] == "4096", "somebody lowered it"
+
+    on_scene(work)
+
+
 def test_limits_that_cannot_be_raised_are_told_of_and_tried_again() -> None:
     async def work(scene: Scene) -> None:
         scene.topic.configs["max.message.bytes"] = "1000"

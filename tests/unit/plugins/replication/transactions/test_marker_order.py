@@ -9,6 +9,7 @@ import pytest
 from support.partition_log import batch, control_batch
 
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.transactions import marker_order
 from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
 from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, whole_header
 
@@ -57,7 +58,8 @@ class Scene:
         """Decided before this process, and not told by it."""
         self.read_upto = floor or 0
         """Markers below this carry out nothing that is not known."""
-        self.order = MarkerOrder[_Decision](lambda key: floor, self.recall, self.may_go_unknown)
+        self.in_sync, self.given_up = True, 0
+        self.order = MarkerOrder[_Decision](lambda key: floor, self.recall, self.may_go_unknown, self.give_up)
         self.stream: Any = _Stream()
 
     def recall(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
@@ -70,6 +72,10 @@ class Scene:
     def may_go_unknown(self, stream: Any, producer_id: int, offset: int, below: bool) -> bool:
         assert producer_id == X
         return offset < self.read_upto
+
+    def give_up(self, key: LinkPartition) -> bool:
+        self.given_up += 1
+        return not self.in_sync
 
     def data(self, offset: int, plain: bool = False) -> bool:
         made = batch(offset, [b"x"], producer_id=X, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
@@ -246,6 +252,49 @@ def test_what_the_follower_may_lack_is_told_with_the_next_decision() -> None:
     scene.stream.acked = 10
     scene.order.forget(lambda stream: True, lambda key: True)
     assert scene.order.earlier(KEY, decisions[3]) == [(6, 5, 20)]
-    for _ in range(20):
-        scene.order.decided(KEY, _Decision(end=50))
-    assert len(scene.order._known[KEY, X]) < 10
+
+
+def test_all_that_the_follower_lacks_is_told_however_far_it_is_behind() -> None:
+    """It was in memory for eight of them alone: what was left out was torn at a failover."""
+    scene = Scene()
+    decisions = [_Decision(end=10 * each, epoch=each, there=True) for each in range(1, 101)]
+    for decision in decisions:
+        scene.order.decided(KEY, decision)
+    assert scene.order.earlier(KEY, decisions[-1]) == [(each + 1, each, 10 * each) for each in range(1, 100)]
+    assert scene.data(8)
+    assert scene.marker(9), "of the first one"
+    assert not scene.given_up
+
+
+def test_none_is_forgotten_before_a_partition_that_is_too_far_behind_is_in_sync_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(marker_order, "UNUSED_MAX", 3)
+    scene = Scene()
+    decisions = [_Decision(end=10 * each, epoch=each, there=True) for each in range(6)]
+    for decision in decisions[:5]:
+        scene.order.decided(KEY, decision)
+    assert scene.given_up == 2
+    assert len(scene.order.earlier(KEY, decisions[4])) == 4
+    scene.in_sync = False
+    scene.order.decided(KEY, decisions[5])
+    assert [end for *_, end in scene.order.earlier(KEY, decisions[5])] == [10, 20, 30, 40]
+
+
+def test_those_that_had_nothing_in_the_partition_are_not_remembered() -> None:
+    scene = Scene()
+    scene.order.decided(KEY, _Decision(epoch=0))
+    assert scene.data(0)
+    assert scene.marker(1)
+    decisions = [_Decision(end=offset, epoch=offset) for offset in range(2, 9)]
+    for offset, decision in enumerate(decisions, 2):
+        scene.order.decided(KEY, decision)
+        assert scene.marker(offset)
+    still_open = _Decision(end=11, epoch=11)
+    scene.order.decided(KEY, still_open)
+    assert scene.marker(9), "again, of the one before"
+    scene.stream.acked = 10
+    scene.order.forget(lambda stream: True, lambda key: True)
+    assert scene.order.missing(KEY, X) == [still_open]
+    assert scene.data(10)
+    assert scene.marker(11)
