@@ -324,3 +324,44 @@ def test_what_was_followed_before_terms_were_recorded_counts(ahead: int, tmp_pat
         assert len(salvaged(tmp_path)) == ahead
 
     going_back(work, tmp_path)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_an_operator_may_say_what_is_shared_where_nobody_has_recorded_it(ahead: int, tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        await failed_over(two, ahead, 5)
+        state = two.controls["A"].state
+        two.controls["A"].state = state.evolve(origins={}, histories={}, generation=1)  # its control log was lost
+        dry = BACK.model_copy(update={"dry_run": True})
+        told = await two.a.links.attach("a-to-b", dry)
+        assert (told.topics[0].action, told.cut) == ("refuse", None)
+        assert "is not known to be the source's" in str(told.topics[0].reason)
+        said = [links.SharedUntil(topic="a-t", partition=index, offset=SHARED) for index in range(2)]
+        wrong = [each.model_copy(update={"offset": 99}) for each in said]
+        told = await two.a.links.attach("a-to-b", dry.model_copy(update={"shared_until": wrong}))
+        assert told.topics[0].action == "refuse", "beyond the ends"
+        told = await two.a.links.attach("a-to-b", dry.model_copy(update={"shared_until": said}))
+        assert told.topics[0].action == ("refuse" if ahead else "follow")
+        assert (told.cut is None) == (not ahead)
+        await two.a.links.attach("a-to-b", BACK.model_copy(update={"shared_until": said, "cut": told.cut}))
+        await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
+        assert values(log_of(two, "A")) == values(log_of(two, "B"))
+        assert len(salvaged(tmp_path)) == ahead
+
+    going_back(work, tmp_path)
+
+
+def test_what_an_operator_says_is_shared_is_compared(tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        await failed_over(two, 3, 5)
+        state = two.controls["A"].state
+        two.controls["A"].state = state.evolve(origins={}, histories={}, generation=1)
+        said = [
+            links.SharedUntil(topic="a-t", partition=0, offset=22),
+            links.SharedUntil(topic="a-t", partition=1, offset=20),
+        ]
+        told = await two.a.links.attach("a-to-b", BACK.model_copy(update={"dry_run": True, "shared_until": said}))
+        assert (told.topics[0].action, told.cut) == ("refuse", None)
+        assert "nothing is done with it" in str(told.topics[0].reason)
+
+    going_back(work, tmp_path)

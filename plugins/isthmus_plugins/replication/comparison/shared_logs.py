@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from isthmus_control.apply import apply
@@ -42,6 +43,7 @@ CHECKED: Final = 100
 MENDED_AT_MOST: Final = 4
 """Times in a row: each leaves less that a log lost."""
 NO_EPOCH: Final = -1
+NOTHING_SAID: Final[Mapping[int, int]] = MappingProxyType({})
 TOKEN_CHARS: Final = 16
 
 
@@ -106,11 +108,17 @@ class SharedLogs:
     # ---- the follower's side ----
 
     async def compare(
-        self, peer: LinkConnection, source_topic: str, source_topic_id: str, info: TopicInfo
+        self,
+        peer: LinkConnection,
+        source_topic: str,
+        source_topic_id: str,
+        info: TopicInfo,
+        said: Mapping[int, int] = NOTHING_SAID,
     ) -> ComparedTopic | None:
         """How much of the source's topic this cluster's one is; None: the log's level, or the peer, is of before that.
 
-        Raises BrokerUnavailable, KafkaRefused, also for what the peer answers.
+        ``said``: what an operator says is shared, by partition, for where nobody knows. Raises BrokerUnavailable,
+        KafkaRefused, also for what the peer answers.
         """
         if not self._are_told(peer):
             return None
@@ -118,7 +126,7 @@ class SharedLogs:
             async with self._turns:
                 answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
                 self._check(answer.topic_id, source_topic, source_topic_id)
-                return await self._compared(peer, source_topic, answer, info)
+                return await self._compared(peer, source_topic, answer, info, said)
         except (LinkRejected, LinkLost, TimeoutError) as error:
             raise BrokerUnavailable(f"the source does not say what its {source_topic} has: {error}") from error
         except (OperationError, BatchError) as error:
@@ -153,11 +161,21 @@ class SharedLogs:
         ]
 
     async def _compared(
-        self, peer: LinkConnection, source_topic: str, answer: calls.LogOriginsAnswer, info: TopicInfo
+        self,
+        peer: LinkConnection,
+        source_topic: str,
+        answer: calls.LogOriginsAnswer,
+        info: TopicInfo,
+        operators: Mapping[int, int],
     ) -> ComparedTopic:
         logs = await self._logs(info)
-        walked = self._walked(logs, answer.partitions)
-        related = any(
+        walked = [
+            _as_said(found, operators.get(partition), min(here.end, there.log_end))
+            for partition, (found, here, there) in enumerate(
+                zip(self._walked(logs, answer.partitions), logs, answer.partitions, strict=False)
+            )
+        ]
+        related = bool(operators) or any(
             {each.origin[:2] for each in here.origins.ranges} & {each.origin[:2] for each in there.said.ranges}
             for here, there in zip(logs, answer.partitions, strict=False)
         )
@@ -330,6 +348,13 @@ class SharedLogs:
             if isinstance(outcome, Rejected):
                 raise BrokerUnavailable(f"where records come from cannot be told: {outcome.message}")
         return state
+
+
+def _as_said(found: SharedPrefix, said: int | None, end: int) -> SharedPrefix:
+    """What is shared, by an operator's word where nobody has recorded it and it may be."""
+    if said is None or found.unknown is None:
+        return found
+    return SharedPrefix(said) if found.offset <= said <= end else found
 
 
 def is_followed(record: FollowerTopic | None, topic_id: str, known: Sequence[PartitionOrigins]) -> bool:

@@ -167,7 +167,8 @@ def plan(
     records = sum(existing.ends) - sum(existing.starts)
     too_many = partitions > source.partitions
     if not too_many and (not any(existing.ends) or _is_the_sources(source, existing)):
-        return TopicPlan(topic=local, source_topic=source.topic, action="follow")
+        topic_id = id_of(existing.info)
+        return TopicPlan(topic=local, source_topic=source.topic, action="follow", topic_id=topic_id)
     topic_id = id_of(existing.info)
     if truncate or topic_id in mapping.truncate_topic_ids:
         return TopicPlan(

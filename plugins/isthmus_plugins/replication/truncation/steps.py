@@ -185,7 +185,9 @@ class TruncationSteps:
         """
         following = self._context.control.state.lookup.following(ResourceType.TOPIC, truncation.topic)
         agreed = None if following is None else following.mapping.agreed_cut(truncation.topic_id)
-        compared = await self._shared_logs.compare(connection, record.source_topic, record.source_topic_id, info)
+        said = {} if following is None else following.mapping.said_shared(truncation.topic_id)
+        source = record.source_topic, record.source_topic_id
+        compared = await self._shared_logs.compare(connection, *source, info, said)
         if compared is None:
             raise LinkLost(f"the source does not say where the records of {record.source_topic} come from")
         differing = next((each for each in compared.partitions if each.differs), None)
