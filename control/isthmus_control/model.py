@@ -229,11 +229,13 @@ class OnSourceDelete(StrEnum):
 class AgreedCut(NamedTuple):
     """A topic that an operator agreed to have cut to what it shares with its source's.
 
-    ``token`` stands for the ends of its logs and of what is shared: at others the topic is not cut.
+    ``token`` stands for the ends of its logs and of what is shared: at others the topic is not cut. Empty: nothing of
+    it is to be cut. ``shared``: what the operator says is shared where nobody has recorded it, as (partition, offset).
     """
 
     topic_id: str
     token: str
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,11 @@ class NamespaceMapping:
 
     def agreed_cut(self, topic_id: str) -> str | None:
         """What the operator agreed to of a topic of that id (see :class:`AgreedCut`); None: not to have it cut."""
-        return next((each.token for each in self.cuts if each.topic_id == topic_id), None)
+        return next((each.token for each in self.cuts if each.topic_id == topic_id and each.token), None)
+
+    def said_shared(self, topic_id: str) -> Mapping[int, int]:
+        """Up to where an operator says that partitions of a topic of that id are the source's."""
+        return next((dict(each.shared) for each in self.cuts if each.topic_id == topic_id), {})
 
     def holds(self, local_name: str) -> bool:
         """Whether the local namespace holds a resource."""

@@ -154,6 +154,14 @@ class ModeResult(_Model):
     dry_run: bool
 
 
+class SharedUntil(_Model):
+    """Up to where a partition of the follower's topic is its source's, as an operator says."""
+
+    topic: str = Field(description="at the follower")
+    partition: int = Field(ge=0)
+    offset: int = Field(ge=0)
+
+
 class Attach(_Model):
     local: str = Field(description="prefix of the local namespace")
     remote: str = Field(description="prefix of the remote namespace")
@@ -183,6 +191,11 @@ class Attach(_Model):
         default=None,
         description="topics of the follower namespace are cut to what they share with the source's, as a dry run said; "
         "its `cut`, which is another one as soon as a log has changed",
+    )
+    shared_until: list[SharedUntil] = Field(
+        default=[],
+        description="what is shared where nobody has recorded it, by the operator's own responsibility; records before "
+        "these offsets are compared",
     )
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
 

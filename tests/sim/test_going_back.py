@@ -16,7 +16,8 @@ from support.fake_cluster import Partition
 from support.plugins import Two, on_two
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
-from isthmus_control.commands import AttachNamespace, DetachNamespace
+from isthmus_control.commands import AttachNamespace, DetachNamespace, RaiseLevel
+from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
@@ -50,7 +51,7 @@ def write(partition: Partition, what: str, count: int) -> None:
         partition.write_values(b"%s %d" % (what.encode(), number))
 
 
-async def failed_over(two: Two, ahead: int, written: int, *, detached: bool = True) -> None:
+async def failed_over(two: Two, ahead: int, written: int, *, detached: bool = True, recorded: bool = True) -> None:
     """B follows A to :data:`SHARED`, A wrote ``ahead`` more and is gone, B is written; then A is back, and detached."""
     two.clusters["A"].add_topic("a-t", 2)
     for index in range(2):
@@ -59,7 +60,8 @@ async def failed_over(two: Two, ahead: int, written: int, *, detached: bool = Tr
     await two.connected()
     await two.a.links.attach("a-to-b", LEADS)
     await two.until("copied", lambda: "b-t" in two.clusters["B"].found and ends(two, "B") == [SHARED, SHARED])
-    await two.until("told", lambda: told(two))
+    if recorded:
+        await two.until("told", lambda: told(two))
     await two.a.stop()
     await two.until("lost", lambda: not two.b.plugin.parts.peers.connections("a-to-b"))
     write(log_of(two, "A"), "ahead", ahead)
@@ -299,5 +301,67 @@ def test_nothing_is_recovered_from_a_cluster_that_was_not_failed_over(tmp_path: 
         for each in (two.a, two.b):
             with pytest.raises(OperationError, match="still reserved"):
                 await each.links.recover("a-to-b", links.Recover())
+
+    going_back(work, tmp_path)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_what_was_followed_before_terms_were_recorded_counts(ahead: int, tmp_path: Path) -> None:
+    """Both logs are upgraded when A is back: what direct sources say is enough between these two."""
+
+    async def work(two: Two) -> None:
+        for control in two.controls.values():
+            control.state = control.state.evolve(level=ORIGINS - 1)
+        await failed_over(two, ahead, 5, detached=False, recorded=False)
+        with pytest.raises(OperationError, match="feature level 5"):
+            await two.a.links.recover("a-to-b", links.Recover())
+        for control in two.controls.values():
+            control.apply(RaiseLevel(ORIGINS))
+        done = await two.b.links.recover("a-to-b", links.Recover())
+        assert [each.action for each in done.namespaces[0].topics] == ["cut" if ahead else "follow"]
+        await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
+        assert values(log_of(two, "A")) == values(log_of(two, "B"))
+        assert len(salvaged(tmp_path)) == ahead
+
+    going_back(work, tmp_path)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_an_operator_may_say_what_is_shared_where_nobody_has_recorded_it(ahead: int, tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        await failed_over(two, ahead, 5)
+        state = two.controls["A"].state
+        two.controls["A"].state = state.evolve(origins={}, histories={}, generation=1)  # its control log was lost
+        dry = BACK.model_copy(update={"dry_run": True})
+        told = await two.a.links.attach("a-to-b", dry)
+        assert (told.topics[0].action, told.cut) == ("refuse", None)
+        assert "is not known to be the source's" in str(told.topics[0].reason)
+        said = [links.SharedUntil(topic="a-t", partition=index, offset=SHARED) for index in range(2)]
+        wrong = [each.model_copy(update={"offset": 99}) for each in said]
+        told = await two.a.links.attach("a-to-b", dry.model_copy(update={"shared_until": wrong}))
+        assert told.topics[0].action == "refuse", "beyond the ends"
+        told = await two.a.links.attach("a-to-b", dry.model_copy(update={"shared_until": said}))
+        assert told.topics[0].action == ("refuse" if ahead else "follow")
+        assert (told.cut is None) == (not ahead)
+        await two.a.links.attach("a-to-b", BACK.model_copy(update={"shared_until": said, "cut": told.cut}))
+        await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
+        assert values(log_of(two, "A")) == values(log_of(two, "B"))
+        assert len(salvaged(tmp_path)) == ahead
+
+    going_back(work, tmp_path)
+
+
+def test_what_an_operator_says_is_shared_is_compared(tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        await failed_over(two, 3, 5)
+        state = two.controls["A"].state
+        two.controls["A"].state = state.evolve(origins={}, histories={}, generation=1)
+        said = [
+            links.SharedUntil(topic="a-t", partition=0, offset=22),
+            links.SharedUntil(topic="a-t", partition=1, offset=20),
+        ]
+        told = await two.a.links.attach("a-to-b", BACK.model_copy(update={"dry_run": True, "shared_until": said}))
+        assert (told.topics[0].action, told.cut) == ("refuse", None)
+        assert "nothing is done with it" in str(told.topics[0].reason)
 
     going_back(work, tmp_path)

@@ -290,7 +290,13 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
     require(len(body.cuts) <= ENTRIES_MAX, Rejection.INVALID, f"more than {ENTRIES_MAX} topics to cut")
     for cut in body.cuts:
         check_uuid(cut.topic_id, "the topic id")
-        require(0 < len(cut.token) <= CUT_TOKEN_CHARS_MAX, Rejection.INVALID, "what was agreed to is no token")
+        known = cut.token or cut.shared
+        require(known and len(cut.token) <= CUT_TOKEN_CHARS_MAX, Rejection.INVALID, "what was agreed to is no token")
+        require(
+            len(cut.shared) <= ENTRIES_MAX and all(min(each) >= 0 for each in cut.shared),
+            Rejection.INVALID,
+            "what is said to be shared is no offset",
+        )
     require(
         body.role is Role.FOLLOWER or not body.disable_transaction_verification,
         Rejection.INVALID,

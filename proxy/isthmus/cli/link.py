@@ -306,6 +306,14 @@ def attach(
             "printed, which is another word as soon as a log has changed.",
         ),
     ] = None,
+    shared_until: Annotated[
+        Path | None,
+        typer.Option(
+            "--shared-until",
+            help="A file with lines of TOPIC PARTITION OFFSET, of the follower: its records are the source's up to "
+            "there. Counts where nobody has recorded it, and is your own responsibility.",
+        ),
+    ] = None,
     disable_transaction_verification: Annotated[
         bool,
         typer.Option(
@@ -342,6 +350,8 @@ def attach(
         body["on_source_delete"] = on_source_delete
     if cut is not None:
         body["cut"] = cut
+    if shared_until is not None:
+        body["shared_until"] = _offsets_in(shared_until, output)
     with Admin(url, output) as admin:
         show(admin.post(f"/v1/links/{_path(name)}/mappings", body), output, _attached)
 
@@ -805,6 +815,17 @@ def _acl_lines(acls: dict[str, Any]) -> Iterator[str]:
 
 def _of_groups(groups: list[str]) -> str:
     return f": {', '.join(groups)}" if groups else ""
+
+
+def _offsets_in(file: Path, output: Output) -> list[dict[str, Any]]:
+    """What an operator says is shared. Raises CliError."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
+        return [{"topic": topic, "partition": int(index), "offset": int(offset)} for topic, index, offset in lines]
+    except (OSError, ValueError) as error:
+        raise CliError(
+            "USAGE", f"{file} has no lines of TOPIC PARTITION OFFSET: {error}", Exit.USAGE, output
+        ) from error
 
 
 def _recovered(report: dict[str, Any]) -> Iterator[str]:

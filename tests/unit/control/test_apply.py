@@ -15,11 +15,14 @@ from isthmus_control.apply import apply
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import ORIGINS
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
+    AgreedCut,
     BrokerClaim,
     LinkMode,
     LinkSettings,
+    NamespaceKey,
     ProvenanceRange,
     Reason,
     ResourceType,
@@ -353,6 +356,45 @@ def test_attach_again_and_consent() -> None:
     log.refused(replace(attach, truncate_topic_ids=("t",)), Rejection.INVALID, "UUID")
     log.refused(replace(attach, link="x"), Rejection.NOT_FOUND)
     log.refused(replace(attach, remote_prefix="__isthmus_"), Rejection.INVALID)
+
+
+def test_what_was_agreed_to_be_cut_is_not_taken_back_before_it_is() -> None:
+    log = Log()
+    log.ok(c.RaiseLevel(ORIGINS))
+    log.link()
+    attach = c.AttachNamespace("a-to-b", TOPIC, "in-", "in-", FOLLOWER, create_missing=True)
+    ours, other = uid(), uid()
+    cuts = (AgreedCut(ours, "word"), AgreedCut(other, "word"))
+    log.ok(replace(attach, cuts=cuts))
+    log.ok(c.SetFollowerTopic("a-to-b", "in-t", "in-t", uid(), TopicState.FOLLOWING, ours))
+
+    def agreed() -> tuple[AgreedCut, ...]:
+        return log.state.links["a-to-b"].mappings[0].cuts
+
+    log.ok(attach)
+    assert agreed() == cuts[:1], "the topic follows once it is cut"
+    log.ok(replace(attach, cuts=(AgreedCut(ours, "another"),)))
+    assert agreed() == (AgreedCut(ours, "another"),)
+    log.refused(replace(attach, cuts=(AgreedCut("t", "word"),)), Rejection.INVALID, "UUID")
+    log.refused(replace(attach, cuts=(AgreedCut(ours, ""),)), Rejection.INVALID, "no token")
+    leads = c.AttachNamespace("a-to-b", TOPIC, "out-", "out-", LEADER, create_missing=True)
+    log.refused(replace(leads, cuts=cuts), Rejection.INVALID, "cut")
+
+
+def test_what_was_led_follows_by_one_command_where_the_other_side_was_failed_over() -> None:
+    log = Log()
+    log.ok(c.RaiseLevel(ORIGINS))
+    log.link()
+    log.attach("a-to-b", "in-", "there-", LEADER)
+    back = c.AttachNamespace("a-to-b", TOPIC, "in-", "there-", FOLLOWER)
+    log.refused(back, Rejection.CONFLICT, "detach it first")
+    log.refused(replace(back, remote_prefix="other-", recovers=True), Rejection.CONFLICT, "detach it first")
+    log.ok(replace(back, recovers=True))
+    (mapping,) = log.state.links["a-to-b"].mappings
+    assert (mapping.local_prefix, mapping.remote_prefix, mapping.role) == ("in-", "there-", FOLLOWER)
+    assert log.state.namespaces[NamespaceKey(TOPIC, "in-")].reserved
+    assert log.ok(replace(back, recovers=True)) == (), "again"
+    log.refused(replace(back, role=LEADER, recovers=True), Rejection.CONFLICT, "follower")
 
 
 def test_a_broker_setting_is_held_while_a_mapping_agrees() -> None:

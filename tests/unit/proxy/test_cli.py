@@ -360,7 +360,7 @@ def test_tokens_and_grants(admin: RunningAdmin) -> None:
     admin.links.attached.clear()
 
 
-def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
+def test_namespaces_are_attached_and_detached(admin: RunningAdmin, tmp_path: Path) -> None:
     attach = ("link", "attach", "a-to-b", "--local", "orders-", "--remote", "", "--role", "leader")
     assert ok(run(*attach, "-o", "json", url=admin.url))["dry_run"] is False
     dry = run(*attach, "--truncate-target", "--dry-run", url=admin.url)
@@ -375,6 +375,14 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
     assert asked == [("", False, False, None), ("", True, True, None), ("", False, False, "hold")]
     ok(run(*attach, "--cut", "2a32", "-o", "json", url=admin.url))
     assert admin.links.attached.pop().cut == "2a32"
+    offsets = tmp_path / "shared"
+    offsets.write_text("orders-eu 0 20\norders-eu 1 7\n\n")
+    ok(run(*attach, "--shared-until", str(offsets), "-o", "json", url=admin.url))
+    said = [(each.topic, each.partition, each.offset) for each in admin.links.attached.pop().shared_until]
+    assert said == [("orders-eu", 0, 20), ("orders-eu", 1, 7)]
+    offsets.write_text("orders-eu 0\n")
+    wrong = run(*attach, "--shared-until", str(offsets), url=admin.url)
+    assert (wrong.exit_code, "no lines of TOPIC PARTITION OFFSET" in wrong.stderr) == (2, True)
     alter = ("link", "alter", "a-to-b", "--local", "orders-")
     ok(run(*alter, "--on-source-loss", "cut", "-o", "json", url=admin.url))
     assert admin.links.calls.pop() == ("alter mapping", "a-to-b", "topic", "orders-", "cut", None)

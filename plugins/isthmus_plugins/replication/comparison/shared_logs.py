@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from isthmus_control.apply import apply
@@ -22,7 +23,7 @@ from isthmus_control.levels import ORIGINS
 from isthmus_control.model import FollowerTopic, TopicState
 from isthmus_control.origins import PartitionOrigins
 from isthmus_control.outcome import Rejected
-from isthmus_control.shared_prefix import PartitionLog, shared_prefix
+from isthmus_control.shared_prefix import PartitionLog, SharedPrefix, shared_prefix
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
@@ -35,11 +36,14 @@ from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.records import BatchError
 
 CALL_TIMEOUT_S: Final = 60.0
+COMPARED_AT_ONCE: Final = 20
+"""Topics: of each both logs are read."""
 CHECKED: Final = 100
 """Offsets before the end of what is shared whose records are compared."""
 MENDED_AT_MOST: Final = 4
 """Times in a row: each leaves less that a log lost."""
 NO_EPOCH: Final = -1
+NOTHING_SAID: Final[Mapping[int, int]] = MappingProxyType({})
 TOKEN_CHARS: Final = 16
 
 
@@ -99,39 +103,82 @@ class SharedLogs:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._verification = Verification(context)
+        self._turns = asyncio.Semaphore(COMPARED_AT_ONCE)
 
     # ---- the follower's side ----
 
     async def compare(
-        self, peer: LinkConnection, source_topic: str, source_topic_id: str, info: TopicInfo
+        self,
+        peer: LinkConnection,
+        source_topic: str,
+        source_topic_id: str,
+        info: TopicInfo,
+        said: Mapping[int, int] = NOTHING_SAID,
     ) -> ComparedTopic | None:
         """How much of the source's topic this cluster's one is; None: the log's level, or the peer, is of before that.
 
-        Raises BrokerUnavailable, KafkaRefused, also for what the peer answers.
+        ``said``: what an operator says is shared, by partition, for where nobody knows. Raises BrokerUnavailable,
+        KafkaRefused, also for what the peer answers.
         """
-        if self._context.control.state.level < ORIGINS or features.SHARED_PREFIX not in peer.peer_features:
+        if not self._are_told(peer):
             return None
         try:
-            answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
-            self._check(answer.topic_id, source_topic, source_topic_id)
-            return await self._compared(peer, source_topic, answer, info)
+            async with self._turns:
+                answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
+                self._check(answer.topic_id, source_topic, source_topic_id)
+                return await self._compared(peer, source_topic, answer, info, said)
         except (LinkRejected, LinkLost, TimeoutError) as error:
             raise BrokerUnavailable(f"the source does not say what its {source_topic} has: {error}") from error
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(f"{info.name} cannot be read: {error}") from error
 
+    async def walked(
+        self, peer: LinkConnection, source_topic: str, source_topic_id: str, info: TopicInfo
+    ) -> list[SharedPrefix] | None:
+        """By partition of a topic that follows: up to where it may be its source's, whatever the records are.
+
+        None: nothing is said, or the source's topic is another one by now. Raises LinkRejected, LinkLost, TimeoutError,
+        BrokerUnavailable.
+        """
+        if not self._are_told(peer):
+            return None
+        answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
+        if answer.topic_id != source_topic_id:
+            return None
+        return self._walked(await self._logs(info), answer.partitions)
+
+    def _are_told(self, peer: LinkConnection) -> bool:
+        return self._context.control.state.level >= ORIGINS and features.SHARED_PREFIX in peer.peer_features
+
+    @staticmethod
+    def _walked(logs: Sequence[_Log], said: Sequence[calls.Origins]) -> list[SharedPrefix]:
+        return [
+            shared_prefix(
+                PartitionLog(histories.FOLLOWER, here.origins, here.start, here.end),
+                PartitionLog(histories.SOURCE, PartitionOrigins(there.said.ranges), there.log_start, there.log_end),
+            )
+            for here, there in zip(logs, said, strict=False)
+        ]
+
     async def _compared(
-        self, peer: LinkConnection, source_topic: str, answer: calls.LogOriginsAnswer, info: TopicInfo
+        self,
+        peer: LinkConnection,
+        source_topic: str,
+        answer: calls.LogOriginsAnswer,
+        info: TopicInfo,
+        operators: Mapping[int, int],
     ) -> ComparedTopic:
         logs = await self._logs(info)
-        walked = []
-        related = False
-        for here, said in zip(logs, answer.partitions, strict=False):
-            theirs = PartitionOrigins(said.said.ranges)
-            one = PartitionLog(histories.FOLLOWER, here.origins, here.start, here.end)
-            walked.append(shared_prefix(one, PartitionLog(histories.SOURCE, theirs, said.log_start, said.log_end)))
-            topics = {each.origin[:2] for each in here.origins.ranges}
-            related = related or any(each.origin[:2] in topics for each in theirs.ranges)
+        walked = [
+            _as_said(found, operators.get(partition), min(here.end, there.log_end))
+            for partition, (found, here, there) in enumerate(
+                zip(self._walked(logs, answer.partitions), logs, answer.partitions, strict=False)
+            )
+        ]
+        related = bool(operators) or any(
+            {each.origin[:2] for each in here.origins.ranges} & {each.origin[:2] for each in there.said.ranges}
+            for here, there in zip(logs, answer.partitions, strict=False)
+        )
         compacts = answer.compacts or await self._verification.compacts(info.name, info.topic_id)
         asked = []
         for partition, (here, said, found) in enumerate(zip(logs, answer.partitions, walked, strict=False)):
@@ -214,6 +261,8 @@ class SharedLogs:
 
     async def _times(self, info: TopicInfo, partition: int, offset: int, end: int) -> calls.Times | None:
         """Of the first and the last batch of ``[offset, end)`` that can be read now; None: there is none."""
+        if offset >= end:
+            return None
         end = min(end, await self._context.cluster.high_watermark(info.name, partition))
         first = last = None
         async for _, header, _ in read_batches(self._context, info, partition, offset, end):
@@ -236,11 +285,12 @@ class SharedLogs:
             state = _not_following(state, name)
             starts_of = {p: TermStart(ends[p], info.partitions[p].leader_epoch) for p in written}
             state = self._as_if(state, histories.to_lead(state, {(name, topic_id): starts_of}))
-            for partition in written:
-                epoch = info.partitions[partition].leader_epoch
-                log = starts[partition], ends[partition]
-                seen = await self._epochs_of(name, partition, log, epoch)
-                state = self._with_epochs(state, (name, topic_id), partition, seen, log, epoch)
+            limits = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
+            seen = await asyncio.gather(
+                *(self._epochs_of(name, p, log[:2], log[2]) for p, log in zip(written, limits, strict=True))
+            )
+            for partition, epochs, log in zip(written, seen, limits, strict=True):
+                state = self._with_epochs(state, (name, topic_id), partition, epochs, log[:2], log[2])
             known = [
                 state.origins_of(name, topic_id, p) if p in written else PartitionOrigins(known[p].ranges[:-1])
                 for p in partitions
@@ -298,6 +348,13 @@ class SharedLogs:
             if isinstance(outcome, Rejected):
                 raise BrokerUnavailable(f"where records come from cannot be told: {outcome.message}")
         return state
+
+
+def _as_said(found: SharedPrefix, said: int | None, end: int) -> SharedPrefix:
+    """What is shared, by an operator's word where nobody has recorded it and it may be."""
+    if said is None or found.unknown is None:
+        return found
+    return SharedPrefix(said) if found.offset <= said <= end else found
 
 
 def is_followed(record: FollowerTopic | None, topic_id: str, known: Sequence[PartitionOrigins]) -> bool:

@@ -176,7 +176,8 @@ def plan(
     records = sum(existing.ends) - sum(existing.starts)
     too_many = partitions > source.partitions
     if not too_many and (not any(existing.ends) or _is_the_sources(source, existing)):
-        return TopicPlan(topic=local, source_topic=source.topic, action="follow")
+        topic_id = id_of(existing.info)
+        return TopicPlan(topic=local, source_topic=source.topic, action="follow", topic_id=topic_id)
     topic_id = id_of(existing.info)
     if truncate or topic_id in mapping.truncate_topic_ids:
         return TopicPlan(
@@ -244,6 +245,12 @@ def _not_cut(compared: ComparedTopic, salvages: bool) -> str | None:
         return f"is not known to be the source's: {compared.unknown}"
     if not compared.related:
         return UNRELATED
+    expired = next((each for each in compared.partitions if each.cut and each.shared < each.here[0]), None)
+    if expired is not None:
+        return (
+            f"is the source's before offset {expired.shared} of partition {expired.partition}, and starts at "
+            f"{expired.here[0]} by now: nothing of it is left to go on from"
+        )
     if not salvages:
         return (
             f"has {compared.records_cut} records that the source's has not, and there is nowhere to keep them: "

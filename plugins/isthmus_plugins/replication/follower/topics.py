@@ -39,7 +39,7 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext, check_lease
-from isthmus_plugins.replication.comparison.shared_logs import ComparedTopic, SharedLogs
+from isthmus_plugins.replication.comparison.shared_logs import NOTHING_SAID, ComparedTopic, SharedLogs
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
@@ -445,7 +445,8 @@ class FollowerTopics(Part):
         existing: TopicInfo,
     ) -> None:
         link_name = connection.link_name
-        plan, ends = await self.plan(mapping, wanted, local, existing, peer=connection)
+        said = mapping.said_shared(topic_plans.id_of(existing))
+        plan, ends = await self.plan(mapping, wanted, local, existing, peer=connection, said=said)
         now = self._context.control.state.follower_topics.get(local)
         if now is not None and now.state is TopicState.FOLLOWING and now.link == link_name:
             return  # another proxy of this cluster was faster
@@ -492,10 +493,12 @@ class FollowerTopics(Part):
         truncate: bool = False,
         *,
         peer: LinkConnection,
+        said: Mapping[int, int] = NOTHING_SAID,
     ) -> tuple[TopicPlan, dict[int, int]]:
         """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
-        Changes nothing. ``peer``: a proxy of the source, which is asked. Raises BrokerUnavailable, KafkaRefused.
+        Changes nothing. ``peer``: a proxy of the source, which is asked. ``said``: see :meth:`SharedLogs.compare`.
+        Raises BrokerUnavailable, KafkaRefused.
         """
         if info is None:
             return topic_plans.plan(mapping, source, local, None, truncate), {}
@@ -504,7 +507,7 @@ class FollowerTopics(Part):
         starts = await asyncio.gather(*(cluster.log_start(local, partition) for partition in partitions))
         compared, moved = None, tuple[str, ...]()
         if any(ends) and mapping.offsets is None:
-            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info)
+            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info, said)
         if compared is not None:
             ends = [*(each.here[1] for each in compared.partitions), *ends[len(compared.partitions) :]]
             moved = await self._groups_beyond(local, compared)

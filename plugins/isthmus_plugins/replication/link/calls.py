@@ -242,6 +242,14 @@ class PlannedVerification:
     message: str | None = None
 
 
+class SharedUntil(NamedTuple):
+    """See :class:`~isthmus_plugins.links.SharedUntil`."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlanAttachAnswer:
     topics: tuple[PlannedTopic, ...]
@@ -264,6 +272,7 @@ class PlanAttach(Question[PlanAttachAnswer]):
     disable_transaction_verification: bool = False
     recovers: bool | None = field(default=None, metadata=LEFT_OUT)
     """See :class:`Attach`."""
+    shared_until: tuple[SharedUntil, ...] | None = field(default=None, metadata=LEFT_OUT)
     topics: tuple[LedTopic, ...] = field(kw_only=True)
 
 

@@ -117,6 +117,7 @@ class Attaching:
         on_source_delete = None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
         if on_source_delete is not None:  # the source has to say what it deleted, the target to do it
             self._commands.knows(link_name, SOURCE_DELETIONS)
+        said = [(each.topic, each.partition, each.offset) for each in request.shared_until]
         there = calls.Attach(
             kind,
             request.remote,
@@ -142,6 +143,7 @@ class Attaching:
                 request.truncate_target,
                 request.disable_transaction_verification,
                 recovers or None,
+                tuple(calls.SharedUntil(*each) for each in said) or None,
                 topics=topics,
             )
             answer = await self._commands.call(link_name, question)
@@ -160,10 +162,10 @@ class Attaching:
             asked = calls.LedTopics(request.remote, request.dry_run or None)
             topics = (await self._commands.call(link_name, asked)).topics if led else ()
             peer = self._commands.connection(link_name)
-            plans, verification = await self._plan(here, topics, request.truncate_target, peer)
+            plans, verification = await self._plan(here, topics, request.truncate_target, peer, said)
             groups = await self._plan_groups(link_name, kind, request.local, request.remote)
         cut = cut_token(plans)
-        cuts = _agreed(plans, cut, request.cut)
+        cuts = _agreed(plans, cut, request.cut, said)
         result = AttachResult(
             link_name=link_name,
             local=request.local,
@@ -301,7 +303,7 @@ class Attaching:
         self._consents.check(connection.link_name, question)
         asked = _asked(connection, question)
         plans, verification = await self._commands.for_peer(
-            self._plan(asked, question.topics, question.truncate_target, connection)
+            self._plan(asked, question.topics, question.truncate_target, connection, question.shared_until or ())
         )
         groups = await self._commands.for_peer(
             self._plan_groups(asked.link, asked.type, asked.local_prefix, asked.remote_prefix)
@@ -313,12 +315,18 @@ class Attaching:
         )
 
     async def _plan(
-        self, body: AttachNamespace, led: Sequence[calls.LedTopic], truncate: bool, peer: LinkConnection
+        self,
+        body: AttachNamespace,
+        led: Sequence[calls.LedTopic],
+        truncate: bool,
+        peer: LinkConnection,
+        shared: Sequence[tuple[str, int, int]],
     ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
         """What following these topics of the source would do with this cluster's, and with its brokers' settings.
 
-        ``peer``: a proxy of the source.
+        ``peer``: a proxy of the source. ``shared``: what an operator says is, by topic and partition.
         """
+        by_topic = {topic: {p: offset for name, p, offset in shared if name == topic} for topic, _, _ in shared}
         self._commands.would_append(body)
         mapping = body.mapping()
         try:
@@ -326,7 +334,9 @@ class Attaching:
             topics = await self._context.cluster.topics()
             planned = await asyncio.gather(
                 *(
-                    self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate, peer=peer)
+                    self._follower_topics.plan(
+                        mapping, wanted, name, topics.get(name), truncate, peer=peer, said=by_topic.get(name, {})
+                    )
                     for wanted in led
                     if (name := mapping.local_name(wanted.topic)) is not None
                 )
@@ -543,10 +553,18 @@ def cut_token(plans: Sequence[TopicPlan]) -> str | None:
     return sha256(",".join(tokens).encode()).hexdigest()[:CUT_CHARS] if tokens else None
 
 
-def _agreed(plans: Sequence[TopicPlan], token: str | None, agreed: str | None) -> tuple[AgreedCut, ...]:
-    """The topics that are cut as the operator agreed; their plans say so then. Raises OperationError."""
+def _agreed(
+    plans: Sequence[TopicPlan], token: str | None, agreed: str | None, said: Sequence[tuple[str, int, int]]
+) -> tuple[AgreedCut, ...]:
+    """The topics that are cut as the operator agreed; their plans say so then. Raises OperationError.
+
+    ``said``: what the operator says is shared, also of topics of which nothing is cut.
+    """
+    shared = {plan.topic: tuple((p, offset) for name, p, offset in said if name == plan.topic) for plan in plans}
+    followed = [plan for plan in plans if plan.action == "follow" and plan.topic_id is not None and shared[plan.topic]]
+    by_word = tuple(AgreedCut(plan.topic_id or "", "", shared[plan.topic]) for plan in followed)
     if agreed is None:
-        return ()
+        return by_word
     if agreed != token:
         raise OperationError(
             ReasonCode.ENDS_CHANGED,
@@ -559,8 +577,8 @@ def _agreed(plans: Sequence[TopicPlan], token: str | None, agreed: str | None) -
     for plan in plans:
         if plan.cut is not None and plan.topic_id is not None and plan.action in ("cut", "refuse"):
             plan.action, plan.reason = "cut", None
-            cuts.append(AgreedCut(plan.topic_id, plan.cut))
-    return tuple(cuts)
+            cuts.append(AgreedCut(plan.topic_id, plan.cut, shared[plan.topic]))
+    return (*by_word, *cuts)
 
 
 def _as_answered(plan: TopicPlan) -> calls.PlannedTopic:

@@ -3,7 +3,9 @@
 First the leader epochs say it: the follower has stored which of the source's epochs begins where, and asks where each
 ends in the source's log now (KIP-101). What was written in an epoch that the source has lost is not the source's, even
 if it looks like it. Where the source's topic was truncated and made anew its epochs begin again, and the cut says it.
-Then the records do: they are compared up to there, since somebody else may have written to the follower at any offset.
+Where both clusters say which one wrote which offsets first, that bounds it as well
+(:mod:`isthmus_control.shared_prefix`). Then the records do: they are compared up to there, since somebody else may have
+written to the follower at any offset.
 
 All of that is about one topic of the source, known by its id: while that is truncated, or once another one has its
 name, nothing is said.
@@ -162,8 +164,9 @@ class CommonLog(Part):
         partition: int,
         log_start: int,
         log_end: int,
+        bound: int | None = None,
     ) -> int:
-        """Up to where the partition's log is the source's, exclusive; at most ``log_end``.
+        """Up to where the partition's log is the source's, exclusive; at most ``log_end``, and ``bound``.
 
         ``succession``: the source's topic succeeded the one that was followed. Raises LinkRejected, LinkLost,
         TimeoutError, OperationError, BatchError, SourceReplaced, and BrokerUnavailable where the source's leader does
@@ -171,7 +174,7 @@ class CommonLog(Part):
         """
         source_id = record.source_topic_id if succession is None else succession.successor
         place = _Place(connection, record.source_topic, source_id, partition)
-        found = await self._end(place, topic, succession, log_start, log_end)
+        found = await self._end(place, topic, succession, log_start, log_end, log_end if bound is None else bound)
         await place.limits()  # it was that topic, and whole, all the time
         return found
 
@@ -195,7 +198,13 @@ class CommonLog(Part):
         return until, ours == theirs[until]
 
     async def _end(
-        self, place: _Place, topic: TopicInfo, succession: Succession | None, log_start: int, log_end: int
+        self,
+        place: _Place,
+        topic: TopicInfo,
+        succession: Succession | None,
+        log_start: int,
+        log_end: int,
+        at_most: int,
     ) -> int:
         connection, partition = place.connection, place.partition
         source, last_stable_offset, compacts = await place.limits()
@@ -204,6 +213,7 @@ class CommonLog(Part):
             bound = await epoch_bound(epochs, min(log_end, source.log_end), place.epoch_end)
         else:
             bound = min(log_end, source.log_end, succession.offsets[partition])
+        bound = min(bound, at_most)
         if source.high_watermark < bound:
             raise BrokerUnavailable(
                 f"the source's {place.topic}-{partition} shows records up to {source.high_watermark} only so far, "
@@ -213,7 +223,7 @@ class CommonLog(Part):
         if bound <= start:
             return bound
         if bound < log_end:
-            bound = max(start, await self._whole(topic, partition, bound))
+            bound = max(start, await self.whole(topic, partition, bound))
         here = await self._verification.ends(topic, partition)
         there = calls.Ends(source.log_start, source.high_watermark, last_stable_offset)
         # What is open in one of the logs may be aborted in the other by now: nothing differs yet.
@@ -232,7 +242,7 @@ class CommonLog(Part):
                 return await self._between(topic, partition, start, difference)
         return bound
 
-    async def _whole(self, topic: TopicInfo, partition: int, offset: int) -> int:
+    async def whole(self, topic: TopicInfo, partition: int, offset: int) -> int:
         """An offset, or the begin of the batch in the middle of which it is."""
         async for _, header, _ in read_batches(self._context, topic, partition, offset, offset + 1):
             return min(header.base_offset, offset)

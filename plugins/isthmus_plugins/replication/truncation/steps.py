@@ -148,9 +148,12 @@ class TruncationSteps:
             return
         starts = await self._log_starts(truncation.topic, ends)
         cuts = []
+        source_id = record.source_topic_id if truncation.source is None else truncation.source.successor
+        walked = await self._shared_logs.walked(connection, record.source_topic, source_id, info) or []
+        bounds = {partition: found.offset for partition, found in enumerate(walked) if found.unknown is None}
         try:
             for partition, log_end in ends.items():
-                limits = partition, starts[partition], log_end
+                limits = partition, starts[partition], log_end, bounds.get(partition)
                 common = await self._common_log.end(connection, info, record, truncation.source, *limits)
                 cuts.append(PartitionCut(partition, starts[partition], max(starts[partition], common), log_end))
             held = await self._source_losses.are_held(connection, info, truncation, cuts)
@@ -182,7 +185,9 @@ class TruncationSteps:
         """
         following = self._context.control.state.lookup.following(ResourceType.TOPIC, truncation.topic)
         agreed = None if following is None else following.mapping.agreed_cut(truncation.topic_id)
-        compared = await self._shared_logs.compare(connection, record.source_topic, record.source_topic_id, info)
+        said = {} if following is None else following.mapping.said_shared(truncation.topic_id)
+        source = record.source_topic, record.source_topic_id
+        compared = await self._shared_logs.compare(connection, *source, info, said)
         if compared is None:
             raise LinkLost(f"the source does not say where the records of {record.source_topic} come from")
         differing = next((each for each in compared.partitions if each.differs), None)
@@ -199,10 +204,11 @@ class TruncationSteps:
                 "its logs are not as they were when it was agreed to have it cut: attach the namespace again, with "
                 "what --dry-run prints now, or detach it",
             )
-        cuts = tuple(
-            PartitionCut(each.partition, each.here[0], each.shared, each.here[1]) for each in compared.partitions
-        )
-        await self._ownership.advance(truncation, _P.SALVAGING, cuts=cuts, compared_at=views_of(info))
+        cuts = []
+        for each in compared.partitions:
+            cut_at = await self._common_log.whole(info, each.partition, each.shared) if each.cut else each.shared
+            cuts.append(PartitionCut(each.partition, each.here[0], max(each.here[0], cut_at), each.here[1]))
+        await self._ownership.advance(truncation, _P.SALVAGING, cuts=tuple(cuts), compared_at=views_of(info))
 
     def _connection(self, truncation: Truncation) -> LinkConnection:
         connections = self._peers.connections(truncation.link)

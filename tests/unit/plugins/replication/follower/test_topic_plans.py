@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from isthmus_control.model import (
+    AgreedCut,
     FollowerTopic,
     NamespaceMapping,
     ProvenanceRange,
@@ -19,10 +21,13 @@ from isthmus_control.model import (
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import PartitionInfo, TopicInfo
+from isthmus_plugins.links import TopicPlan
+from isthmus_plugins.replication.comparison.shared_logs import ComparedPartition, ComparedTopic
 from isthmus_plugins.replication.follower.topic_plans import (
     Existing,
     Refusal,
     Step,
+    awaits_cut,
     going_on,
     next_step,
     not_opened,
@@ -239,3 +244,84 @@ def test_what_the_operator_agreed_to_lose_is_truncated_and_no_later_topic_of_the
     assert plan(agreed, source(1), LOCAL, existing([10], topic_id=OTHER_HERE)).action == "refuse"
     assert plan(mapping(), source(1), LOCAL, existing([10]), truncate=True).action == "truncate"
     assert plan(agreed, source(1), LOCAL, existing([10], history([FOLLOWED]))).action == "follow", "nothing is lost"
+
+
+# ---- by what both clusters say of who wrote which offsets first ----
+
+
+def compared(
+    *partitions: tuple[int, int, int],
+    unknown: str | None = None,
+    differs: bool = False,
+    related: bool = True,
+    start: int = 0,
+) -> ComparedTopic:
+    """``partitions``: (shared, end here, end at the source)."""
+    found = (
+        ComparedPartition(number, shared, unknown if shared < end else None, differs, (start, end), (0, there))
+        for number, (shared, end, there) in enumerate(partitions)
+    )
+    return ComparedTopic(HERE, related, tuple(found))
+
+
+def planned(known: ComparedTopic, agreed: NamespaceMapping | None = None, salvages: bool = True) -> TopicPlan:
+    ends = [each.here[1] for each in known.partitions]
+    there = Existing(info(len(ends)), history([FOLLOWED]), [0] * len(ends), ends, known, ("g",), salvages)
+    return plan(agreed or mapping(), source(len(ends)), LOCAL, there)
+
+
+def test_a_topic_follows_from_its_end_where_all_of_it_is_the_sources() -> None:
+    assert planned(compared((10, 10, 12), (3, 3, 3))).action == "follow"
+    assert planned(compared((10, 10, 12), related=False)).action == "follow", "what was shared may have expired"
+
+
+def test_what_the_source_has_not_is_cut_where_that_was_agreed() -> None:
+    known = compared((8, 10, 12), (3, 3, 3))
+    refused = planned(known)
+    assert (refused.action, refused.records_lost, refused.cut, refused.groups_moved) == (
+        "refuse",
+        2,
+        known.token,
+        ["g"],
+    )
+    assert "partition 0: the same up to 8, ends at 10, the source's at 12" in (refused.reason or "")
+    agreed = replace(mapping(), cuts=(AgreedCut(HERE, known.token),))
+    cut = planned(known, agreed)
+    assert (cut.action, cut.reason, cut.topic_id) == ("cut", None, HERE)
+    assert planned(compared((8, 11, 12), (3, 3, 3)), agreed).action == "refuse", "somebody wrote since"
+    assert planned(compared((7, 10, 12), (3, 3, 3)), agreed).action == "refuse", "less is shared than was printed"
+    assert planned(compared((8, 10, 90), (3, 3, 3)), agreed).action == "cut", "the source goes on"
+    assert planned(known, replace(agreed, cuts=(AgreedCut(OTHER_HERE, known.token),))).action == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("known", "salvages", "said"),
+    [
+        (compared((8, 10, 12), differs=True), True, "nothing is done with it"),
+        (compared((10, 10, 12), differs=True), True, "nothing is done with it"),
+        (compared((8, 10, 12), related=False), True, "no cluster has written for both"),
+        (compared((8, 10, 12), start=9), True, "starts at 9 by now"),
+        (compared((8, 10, 12)), False, "[data] directory"),
+    ],
+)
+def test_what_cannot_be_cut_says_why_and_no_word_to_agree_to(known: ComparedTopic, salvages: bool, said: str) -> None:
+    refused = planned(known, replace(mapping(), cuts=(AgreedCut(HERE, known.token),)), salvages)
+    assert (refused.action, refused.cut) == ("refuse", None)
+    assert said in (refused.reason or "")
+
+
+def test_what_is_not_known_is_what_the_direct_sources_say() -> None:
+    unknown = compared((4, 10, 12), unknown="nobody has recorded it")
+    assert planned(unknown).action == "follow"
+    longer = compared((4, 11, 12), unknown="nobody has recorded it")
+    refused = planned(longer)
+    assert (refused.action, refused.cut) == ("refuse", None)
+    assert "nobody has recorded it" in (refused.reason or "")
+
+
+def test_a_topic_awaits_its_cut_under_the_id_that_was_agreed_to() -> None:
+    agreed = replace(mapping(), cuts=(AgreedCut(HERE, "word"),))
+    assert awaits_cut(recorded(), agreed)
+    assert not awaits_cut(recorded(topic_id=OTHER_HERE), agreed), "it was cut"
+    assert not awaits_cut(recorded(TopicState.REFUSED), agreed)
+    assert not awaits_cut(recorded(), mapping())

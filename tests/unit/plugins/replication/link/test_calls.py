@@ -145,7 +145,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
     ),
     (
         calls.Attach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, cuts=(AgreedCut(TOPIC_ID, "2a32"),)),
-        f'{{"type":"topic","local":"r-","remote":"l-","role":"follower","cuts":[["{TOPIC_ID}","2a32"]]}}',
+        f'{{"type":"topic","local":"r-","remote":"l-","role":"follower","cuts":[["{TOPIC_ID}","2a32",[]]]}}',
         [],
     ),
     (

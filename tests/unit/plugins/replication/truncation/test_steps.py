@@ -13,6 +13,7 @@ import pytest
 from support.coordinators import Coordinators
 from support.fake_cluster import FakeCluster, FakeContext, run_simulated
 from support.partition_log import batch
+from support.peers import CalledAtOnce
 from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import (
@@ -74,7 +75,7 @@ class OneLess(CommonLog):
     """Every log has one record that the source has not."""
 
     async def end(self, *arguments: Any) -> int:
-        log_end: int = arguments[-1]
+        log_end: int = arguments[-2]
         return log_end - 1
 
 
@@ -99,7 +100,8 @@ class Scene:
         self.steps = TruncationSteps(
             self.context, unused, unused, verification, common_log, unused, self.own_transactions
         )
-        self.steps._connection = lambda truncation: unused  # type: ignore[method-assign]
+        peer: Any = CalledAtOnce(LINK, ())
+        self.steps._connection = lambda truncation: peer  # type: ignore[method-assign]
         topic_id = str(uuid.UUID(bytes=self.topic.topic_id))
         self.apply(SetFollowerTopic(LINK, TOPIC, "local-t", SOURCE_ID, TopicState.FOLLOWING, topic_id))
         self.apply(OpenProvenance(LINK, tuple(PartitionOffset(TOPIC, topic_id, p, 0) for p in range(3))))
