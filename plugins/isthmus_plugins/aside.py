@@ -94,6 +94,27 @@ def answered_as_asked(request: Request, hook: ResponseHook) -> ResponseHook:
     return partial(_answered_aside if request.aside else answered_by_size, hook)
 
 
+def answered_on_loop(hook: ResponseHook) -> ResponseHook:
+    """A hook of answers that is not pure: one that the proxy gives in the thread it sees on the loop."""
+    return partial(_answered_on_loop, hook)
+
+
+def _answered_on_loop(hook: ResponseHook, frame: bytes) -> bytes | Gate:
+    if _here.loop is None:
+        return hook(frame)
+    gate = Gate().then(hook)
+    on_loop(gate.open, frame)
+    return gate
+
+
+def found_aside(find: Callable[[bytes], T], hook: Callable[[T], bytes | Gate], frame: bytes) -> Gate:
+    """What a hook that is not pure makes of what is found in a large answer, in the thread."""
+    work = _in_thread(partial(find, frame))
+    gate = Gate().then(lambda _: hook(work.result()))  # before the hooks behind this one
+    work.add_done_callback(lambda _: gate.open(frame))
+    return gate
+
+
 def answered_by_size(hook: ResponseHook, frame: bytes) -> bytes | Gate:
     """What a pure hook makes of an answer that a small request may have: a large one it sees in the thread."""
     return hook(frame) if len(frame) <= ANSWER_BYTES_AT_ONCE else _answered_aside(hook, frame)
@@ -102,7 +123,4 @@ def answered_by_size(hook: ResponseHook, frame: bytes) -> bytes | Gate:
 def _answered_aside(hook: ResponseHook, frame: bytes) -> bytes | Gate:
     if _here.loop is not None:  # an answer of the proxy's own, which a hook behind gave in the thread
         return hook(frame)
-    work = _in_thread(partial(hook, frame))
-    gate = Gate().then(lambda _: work.result())  # before the hooks behind this one
-    work.add_done_callback(lambda _: gate.open(frame))
-    return gate
+    return found_aside(hook, lambda answer: answer, frame)

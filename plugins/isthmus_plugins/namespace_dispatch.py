@@ -30,6 +30,7 @@ from isthmus_plugins.api import (
     Verdict,
     passed_on,
 )
+from isthmus_plugins.aside import found_aside
 from isthmus_plugins.chain import Chain
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.confirmation import AckGate
@@ -43,6 +44,7 @@ from isthmus_plugins.namespace_plugins import (
     Views,
 )
 from isthmus_protocol import peeks, resources
+from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
@@ -50,6 +52,8 @@ log = logging.getLogger("isthmus_plugins.namespaces")
 
 START_S: Final = 10.0
 """How long a request waits for a plugin that is being started."""
+FETCHED_AT_ONCE: Final = 1_000
+"""Topics and partitions of an answer that the loop goes through."""
 CACHED_MAX: Final = 100_000
 """Names of one API whose hooks are remembered."""
 
@@ -289,9 +293,19 @@ class ApiHooks:
             raise
 
     def _fetched(self, version: int, frame: bytes) -> bytes | Gate:
-        """The answer to a Fetch: each hook sees it that wants a topic in it, the last one first."""
+        """The answer to a Fetch, of whose topics many are looked for in the thread."""
+        try:
+            with at_most(FETCHED_AT_ONCE):
+                topics = peeks.fetched_topics(version, frame)
+        except TooManyElements:
+            find = partial(peeks.fetched_topics, version)
+            return found_aside(find, partial(self._fetched_of, version, frame), frame)
+        return self._fetched_of(version, frame, topics)
+
+    def _fetched_of(self, version: int, frame: bytes, topics: Iterable[bytes]) -> bytes | Gate:
+        """Each hook sees it that wants a topic in it, the last one first."""
         concerned: dict[Bound, list[str]] = {}
-        for raw, _ in peeks.fetch_response(version, frame)[-1]:
+        for raw in topics:
             name = self._host.context_name(raw) if peeks.topics_are_ids(ApiKey.FETCH, version) else raw.decode()
             if name is not None:
                 for bound in self._wanted(self._known, ResourceType.TOPIC, raw, name):

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from isthmus_protocol.locate import Locator, Want, locator
 from isthmus_protocol.schema import ApiKey, EntitySpec, MessageKind, WireType, message_spec
+from isthmus_protocol.splicing import Span
 from isthmus_protocol.wire import Frame
 
 
@@ -155,6 +156,44 @@ _FETCH_RESPONSE: Final = _Versions(
         ),
     ),
 )
+_FETCHED_TOPICS: Final = _Versions(ApiKey.FETCH, "response", ("responses", ("topic|topic_id",)))
+_FETCHED_SPANS: Final = _Versions(
+    ApiKey.FETCH,
+    "response",
+    "error_code",
+    (
+        "responses",
+        (
+            "topic|topic_id",
+            (
+                "partitions",
+                (
+                    "partition_index",
+                    "error_code",
+                    "error_code@",
+                    "high_watermark",
+                    "high_watermark@",
+                    "last_stable_offset",
+                    "last_stable_offset@",
+                    "log_start_offset",
+                    "records",
+                    "records@",
+                ),
+            ),
+        ),
+    ),
+)
+_LISTED_SPANS: Final = _Versions(
+    ApiKey.LIST_OFFSETS,
+    "response",
+    (
+        "topics",
+        (
+            "name",
+            ("partitions", ("partition_index", "error_code", "error_code@", "timestamp@", "offset", "offset@")),
+        ),
+    ),
+)
 _LIST_OFFSETS: Final = _Versions(
     ApiKey.LIST_OFFSETS,
     "request",
@@ -204,6 +243,31 @@ def fetch_response(
 ) -> tuple[int | None, int | None, list[tuple[bytes, list[FetchedPartition]]]]:
     """A Fetch response's ``(error code, session id, [(topic, [FetchedPartition])])``."""
     found: tuple[int | None, int | None, list[tuple[bytes, list[FetchedPartition]]]] = _FETCH_RESPONSE[version](frame)
+    return found
+
+
+def fetched_topics(version: int, frame: Frame) -> list[bytes]:
+    """The topics of a Fetch response."""
+    found: list[bytes] = _FETCHED_TOPICS[version](frame)
+    return found
+
+
+FetchedSpans = tuple[int, int, Span, int, Span, int, Span, int | None, memoryview | None, Span]
+"""A partition of a Fetch response, and where in the frame its fields are (from, to): ``(partition, error code, where,
+high watermark, where, last stable offset, where, log start offset, records, where with their size)``"""
+ListedSpans = tuple[int, int, Span, Span, int, Span]
+"""The same of a ListOffsets response: ``(partition, error code, where, where the timestamp is, offset, where)``"""
+
+
+def fetched_spans(version: int, frame: Frame) -> tuple[int | None, list[tuple[bytes, list[FetchedSpans]]]]:
+    """A Fetch response's ``(error code, [(topic, [FetchedSpans])])``, for who changes some of it."""
+    found: tuple[int | None, list[tuple[bytes, list[FetchedSpans]]]] = _FETCHED_SPANS[version](frame)
+    return found
+
+
+def listed_spans(version: int, frame: Frame) -> list[tuple[bytes, list[ListedSpans]]]:
+    """A ListOffsets response's ``[(topic name, [ListedSpans])]``, in the versions since 1."""
+    found: list[tuple[bytes, list[ListedSpans]]] = _LISTED_SPANS[version](frame)
     return found
 
 

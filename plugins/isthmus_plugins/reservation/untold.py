@@ -127,27 +127,26 @@ class Untold:
         }
         if unknown:
             gate = Gate()
-            self._tasks.start("names", self._assigned_later(gate, api_key, version, asked, frame, unknown))
-            return gate
+            self._tasks.start("names", self._assigned_later(gate, api_key, version, frame, unknown))
+            return gate.then(partial(self._assigned_theirs, api_key, version, asked))
         return self._assigned_theirs(api_key, version, asked, frame)
 
-    def _assigned_theirs(self, api_key: int, version: int, asked: bytes, frame: bytes) -> bytes:
+    def _assigned_theirs(self, api_key: int, version: int, asked: bytes, frame: bytes) -> bytes | Gate:
         ours = any(map(self.is_ours, peeks.assigned_topics(api_key, version, frame)))
         if api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
             self._owned.answered(version, asked, frame, untold=ours)
-        return self._pruned_frame(api_key, version, frame) if ours else frame
+        return answered_by_size(partial(self._pruned_frame, api_key, version), frame) if ours else frame
 
     async def _assigned_later(
-        self, gate: Gate, api_key: int, version: int, asked: bytes, frame: bytes, unknown: Collection[bytes]
+        self, gate: Gate, api_key: int, version: int, frame: bytes, unknown: Collection[bytes]
     ) -> None:
         """Open the gate when the names of topics have been read. Where they cannot be, the member is to ask again."""
         try:
             await self._context.topic_names(unknown)
         except (BrokerUnavailable, KafkaRefused):
             later = build_response(api_key, version, {"error_code": error_code(COORDINATOR_LOAD_IN_PROGRESS)})
-            gate.open(encode_response(later, int.from_bytes(frame[4:8], "big", signed=True)))
-            return
-        gate.open(self._assigned_theirs(api_key, version, asked, frame))
+            frame = encode_response(later, int.from_bytes(frame[4:8], "big", signed=True))
+        gate.open(frame)
 
     def _without(self, api_key: int, version: int, frame: bytes) -> bytes | Gate:
         if _PREFIX not in frame and not any(each in frame for each in self._context.internal_topic_ids):

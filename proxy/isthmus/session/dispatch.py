@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
 from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, TapNote, Verdict, tap_answer_bytes
+from isthmus_plugins.aside import answered_by_size
 from isthmus_plugins.chain import Chain
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
@@ -56,6 +57,9 @@ JoinGroup is not among them: a broker makes the group at once, and answers when 
 minutes.
 """
 
+
+_LISTING: Final = frozenset({ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_CONFIGS})
+"""Answers of which each element is looked at for addresses: thousands of them, of who asks about as many."""
 
 PROXY_TIME_EACH: Final = 16
 """Of so many requests of an API and version, from the first one on, one has the proxy's own time taken."""
@@ -181,7 +185,8 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     rewrite = addresses.rewriter(route.api_key, route.version)
     if rewrite is not None:
         pass_plain = pass_plain_produce(route.version) if route.api_key == ApiKey.PRODUCE else None
-        route.on_response = _with_addresses(rewrite, address_map, pass_plain)
+        look = _with_addresses(rewrite, address_map, pass_plain)
+        route.on_response = partial(answered_by_size, look) if route.api_key in _LISTING else look
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
             route.stream_response = partial(stream, address_map)

@@ -12,6 +12,7 @@ import pytest
 from pydantic import Field
 from support.api_requests import request
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl
+from support.loop_time import went_out
 
 from isthmus_control.commands import ConfigurePlugin, CreateNamespace, DeleteNamespace, DisablePlugin, EnablePlugin
 from isthmus_control.model import ResourceType
@@ -362,6 +363,30 @@ def test_fetched_batches_are_seen_whatever_the_request_named() -> None:
         frame = encode_response(build(schema.response_type(ApiKey.FETCH, 17), {"responses": parts}), 5)
         assert verdict.on_response(frame) is frame
         assert seen == [("pay-t", 0, BATCH)]
+
+    on_scene(test, p=lambda: Plugin(NamespaceHook(ApiKey.FETCH, None, on_response)))
+
+
+def test_of_an_answer_of_thousands_of_topics_they_are_looked_for_beside_the_loop() -> None:
+    seen: list[str] = []
+
+    def on_response(answer: NamespaceResponse) -> bytes:
+        seen.extend(answer.names)
+        return answer.frame
+
+    async def test(scene: Scene) -> None:
+        scene.enable("p", "pay-")
+        await asyncio.sleep(0)
+        verdict = scene.ask(request(ApiKey.FETCH, 12, {"session_id": 7, "session_epoch": 3}))
+        assert isinstance(verdict, Replace)
+        assert verdict.on_response is not None
+        names = [*(f"other-{each}" for each in range(2_000)), "pay-t"]
+        parts = [{"topic": name, "partitions": [{"partition_index": 0, "records": b""}]} for name in names]
+        frame = encode_response(build(schema.response_type(ApiKey.FETCH, 12), {"responses": parts}), 5)
+        answer = verdict.on_response(frame)
+        assert isinstance(answer, Gate)
+        assert await went_out(answer) is frame
+        assert seen == ["pay-t"]
 
     on_scene(test, p=lambda: Plugin(NamespaceHook(ApiKey.FETCH, None, on_response)))
 

@@ -14,6 +14,7 @@ from functools import partial
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import FollowerTopic, TopicState
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_as_asked
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY
 from isthmus_protocol import peeks
@@ -54,7 +55,7 @@ class CleanupPolicies(Part):
         asked = peeks.described_resources(request.version, request.frame)
         if not any(kind == RESOURCE_TYPE_TOPIC and name in policies for kind, name in asked):
             return None
-        return Replace(request.frame, partial(self._shown, request.version))
+        return Replace(request.frame, answered_as_asked(request, partial(self._shown, request.version)))
 
     def _shown(self, version: int, frame: bytes) -> bytes:
         flexible = message_spec(ApiKey.DESCRIBE_CONFIGS, version, "response").flexible

@@ -6,31 +6,40 @@ would wait for records. Where plain producers are acked without the other side (
 
 Read-committed consumers see a transaction when its marker is confirmed, too: then the other side can end it in no other
 way.
+
+What a follower has confirmed the loop alone knows. So an answer of more than some partitions is taken apart and put
+together in the thread (``aside``), and between these the loop says of some partitions at a time how much of them is
+confirmed. Nothing of it is decoded: what changes is found, and replaced in its bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import struct
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import as_asked
+from isthmus_plugins.aside import answered_on_loop, as_asked, aside
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.fetch_verdicts import without_session
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions
+from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
-from isthmus_protocol.bodies import error_code
+from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
-from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
+from isthmus_protocol.messages import decode_request, encode_request
 from isthmus_protocol.records import walk
-from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.schema import ApiKey, message_spec
+from isthmus_protocol.splicing import Edit, Span, edited_frame, encoded_count
+from isthmus_protocol.wire import Frame
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -39,21 +48,58 @@ READ_COMMITTED: Final = 1
 CAUSE: Final = "confirmed_visibility"
 NAMES_MAX: Final = 100_000
 
+PARTS_AT_ONCE: Final = 200
+"""Partitions, and topics, of an answer that the loop looks at in one go."""
+RECORDS_AT_ONCE: Final = 64 * 1024
+"""Bytes of records that it looks at: some hundred batches, if they are small."""
+_INT16: Final = struct.Struct(">h")
+_INT64: Final = struct.Struct(">q")
+_NOT_AVAILABLE: Final = _INT16.pack(OFFSET_NOT_AVAILABLE)
+_NOWHERE: Final = _INT64.pack(-1)
+
 Limit = Callable[[TopicPartition, bool], int | None]
 """Up to which offset consumers may read a partition, read-committed ones or others. None: all; -1: it is not known."""
+_Ends: TypeAlias = tuple[int, int] | None
+"""High watermark and last stable offset that consumers see of a partition. None: the broker's; -1: none is known."""
+_NOT_KNOWN: Final = UNKNOWN, UNKNOWN
+
+
+class _Found(NamedTuple):
+    """What is in an answer to Fetch."""
+
+    parts: Sequence[tuple[TopicPartition, peeks.FetchedSpans]]
+    """Of topics whose consumers see what is confirmed alone."""
+    news: bool
+    """Something else has records or an error that its consumer did not know."""
+    records_bytes: int
+    """Of ``parts``."""
+
+
+class _Cut(NamedTuple):
+    """An answer as it may go out."""
+
+    frame: bytes
+    hidden: Mapping[TopicPartition, peeks.FetchedSpans]
+    """Of which something is left out, as the broker answered."""
+    news: bool
 
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """An answer of which nothing is left, waiting."""
+    """A Fetch whose answer has come."""
 
     version: int
     committed: bool
     names: Mapping[bytes, str]
-    correlation_id: int
-    answered: Any
-    gate: Gate
-    places: tuple[TopicPartition, ...]
+    deadline: float
+    """When its consumer wants an answer, whatever is in it, seconds of the loop's clock."""
+    frame: bytes
+    found: _Found | None = None
+    large: bool = False
+    """It is taken apart in the thread."""
+    gate: Gate | None = None
+    """It waits: nothing would be left of the answer."""
+    hidden: Mapping[TopicPartition, peeks.FetchedSpans] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -71,6 +117,10 @@ class ConfirmedReads:
         """By topic, as frames name it: its name if its consumers see what is confirmed alone."""
         self._sessions = FetchSessions(CAUSE)
         self._waiting: dict[TopicPartition, set[_Read]] = {}
+        self._tasks = Tasks("confirmed-reads", context.supervision)
+
+    async def stop(self) -> None:
+        await self._tasks.close()
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
@@ -89,10 +139,10 @@ class ConfirmedReads:
     def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less needs to be."""
         for read in tuple(self._waiting.get(place, ())):
-            if read.gate.dropped:
+            if read.gate is None or read.gate.dropped:
                 self._forget(read)
-            else:
-                self._open(read, last=False)
+            elif self._shows(read, place):
+                self._open(read)
 
     def confirmed_all(self) -> None:
         """The same of any partition."""
@@ -118,10 +168,9 @@ class ConfirmedReads:
         if getattr(asked, "rack_id", ""):  # a replica nearer to the consumer may be behind another proxy
             asked = replace(asked, rack_id="")
         frame = encode_request(asked, request.correlation_id, head.client_id)
-        on_response = partial(
-            self._fetched, request.version, isolation == READ_COMMITTED, names, request.now + wait_ms / 1000
-        )
-        return Replace(frame, on_response, CAUSE)
+        deadline = request.now + wait_ms / 1000
+        on_response = partial(self._fetched, request.version, isolation == READ_COMMITTED, names, deadline)
+        return Replace(frame, answered_on_loop(on_response), CAUSE)
 
     def on_list_offsets(self, request: Request) -> Verdict:
         """Have the answer show the end of what is confirmed as the log's end."""
@@ -141,7 +190,8 @@ class ConfirmedReads:
         if not asked:
             return None
         committed = isolation == READ_COMMITTED
-        return Replace(request.frame, partial(self._listed, request.version, committed, asked), CAUSE)
+        on_response = partial(self._listed, request.version, committed, asked)
+        return Replace(request.frame, answered_on_loop(on_response), CAUSE)
 
     def _names(self, request: Request, topics: Iterable[bytes]) -> dict[bytes, str] | None:
         """Of the topics of a request, those that are cut, by what the frame calls them. None: a name is not known."""
@@ -181,100 +231,186 @@ class ConfirmedReads:
     def _fetched(
         self, version: int, committed: bool, names: Mapping[bytes, str], deadline: float, frame: bytes
     ) -> bytes | Gate:
-        correlation_id, answered = decode_response(ApiKey.FETCH, version, frame)
-        cut, hidden = self._cut(answered, committed, names)
+        read = _Read(version, committed, names, deadline, frame)
+        try:
+            with at_most(PARTS_AT_ONCE):
+                read.found = _found_in(version, names, frame)
+        except TooManyElements:
+            read.large = True
+        else:
+            read.large = read.found.records_bytes > RECORDS_AT_ONCE
+        return self._answered(read, waits=True)
+
+    def _answered(self, read: _Read, waits: bool) -> bytes | Gate:
+        """What goes out of an answer; ``waits``: nothing does, yet, where nothing would be left of it."""
+        if read.large or read.found is None:
+            return self._later(self._cut_in_slices(read, waits), read.frame)
+        ends = [self._ends(place, part, read.committed) for place, part in read.found.parts]
+        return self._or_waits(read, _cut(read.version, read.committed, read.frame, read.found, ends), waits)
+
+    async def _cut_in_slices(self, read: _Read, waits: bool) -> bytes | Gate:
+        if read.found is None:
+            read.found = await aside(_found_in, read.version, read.names, read.frame)
+        ends: list[_Ends] = []
+        for begin in range(0, len(read.found.parts), PARTS_AT_ONCE):
+            parts = read.found.parts[begin : begin + PARTS_AT_ONCE]
+            ends += [self._ends(place, part, read.committed) for place, part in parts]
+            await asyncio.sleep(0)
+        cut = await aside(_cut, read.version, read.committed, read.frame, read.found, ends)
+        return self._or_waits(read, cut, waits)
+
+    def _or_waits(self, read: _Read, cut: _Cut, waits: bool) -> bytes | Gate:
         loop = asyncio.get_running_loop()
-        if not hidden or _has_news(cut) or deadline <= loop.time():
-            return encode_response(cut, correlation_id)
-        read = _Read(version, committed, names, correlation_id, answered, Gate(), hidden)
-        for place in hidden:
+        if not waits or not cut.hidden or cut.news or read.deadline <= loop.time():
+            return cut.frame
+        read.gate, read.hidden = Gate().then(lambda _: self._answered(read, waits=False)), cut.hidden
+        for place in read.hidden:
             self._waiting.setdefault(place, set()).add(read)
-        read.timer = loop.call_at(deadline, partial(self._open, read, last=True))
+        read.timer = loop.call_at(read.deadline, self._open, read)
         return read.gate
 
-    def _open(self, read: _Read, *, last: bool) -> None:
-        cut, _ = self._cut(read.answered, read.committed, read.names)
-        if last or _has_news(cut):
-            self._forget(read)
-            read.gate.open(encode_response(cut, read.correlation_id))
+    def _later(self, work: Coroutine[Any, Any, bytes | Gate], frame: bytes) -> Gate:
+        """An answer that goes out when it has been made of ``frame``."""
+        task = self._tasks.start("cut", work)
+        gate = Gate().then(lambda _: task.result())  # before the hooks behind this one
+        task.add_done_callback(lambda _: None if task.cancelled() else gate.open(frame))
+        return gate
+
+    def _shows(self, read: _Read, place: TopicPartition) -> bool:
+        """Whether something of a partition would be left in an answer that waits for it."""
+        part = read.hidden[place]
+        ends, records = self._ends(place, part, read.committed), part[8]
+        return records is not None and (ends is None or _begins_before(records, ends[read.committed]))
+
+    def _open(self, read: _Read) -> None:
+        self._forget(read)
+        assert read.gate is not None
+        read.gate.open(read.frame)
 
     def _forget(self, read: _Read) -> None:
         if read.timer is not None:
             read.timer.cancel()
-        for place in read.places:
+        for place in read.hidden:
             waiting = self._waiting.get(place)
             if waiting is not None:
                 waiting.discard(read)
                 if not waiting:
                     del self._waiting[place]
 
-    def _cut(
-        self, answered: Any, committed: bool, names: Mapping[bytes, str]
-    ) -> tuple[Any, tuple[TopicPartition, ...]]:
-        """The answer without what is not confirmed, and of which partitions something is left out."""
-        hidden: list[TopicPartition] = []
-        topics = []
-        for topic in answered.responses:
-            named = topic.topic_id.bytes if hasattr(topic, "topic_id") else topic.topic.encode()
-            name = names.get(named)
-            if name is None:
-                topics.append(topic)
-                continue
-            partitions = []
-            for part in topic.partitions:
-                shown = self._shown(part, (name, part.partition_index), committed)
-                if shown is not part and len(shown.records or b"") < len(part.records or b""):
-                    hidden.append((name, part.partition_index))
-                partitions.append(shown)
-            topics.append(replace(topic, partitions=tuple(partitions)))
-        return replace(answered, responses=tuple(topics)), tuple(hidden)
-
-    def _shown(self, part: Any, place: TopicPartition, committed: bool) -> Any:
-        """A partition's part of an answer, as far as it is confirmed."""
-        if int(part.error_code):
-            return part
+    def _ends(self, place: TopicPartition, part: peeks.FetchedSpans, committed: bool) -> _Ends:
+        """As far as a partition is confirmed."""
+        _, code, _, high, _, stable, _, log_start, _, _ = part
+        if code:
+            return None
         limit = self._limit(place, False)
         if limit is None:
-            return part
-        stable = self._limit(place, True) if committed else limit
-        if limit == UNKNOWN or stable == UNKNOWN:  # this proxy has just come, or the leader
-            return replace(part, error_code=error_code(OFFSET_NOT_AVAILABLE), records=b"")
-        stable = limit if stable is None else stable
-        start = max(0, part.log_start_offset) if hasattr(part, "log_start_offset") else 0
-        high_watermark = max(start, min(part.high_watermark, limit))
-        last_stable = min(part.last_stable_offset, max(start, min(stable, high_watermark)))
-        if high_watermark == part.high_watermark and last_stable == part.last_stable_offset:
-            return part
-        end = last_stable if committed else high_watermark
-        records = part.records
-        if records:
-            records = records[: confirmed_bytes(records, end)]
-        return replace(part, high_watermark=high_watermark, last_stable_offset=last_stable, records=records)
+            return None
+        stable_limit = self._limit(place, True) if committed else limit
+        if limit == UNKNOWN or stable_limit == UNKNOWN:  # this proxy has just come, or the leader
+            return _NOT_KNOWN
+        start = max(0, log_start or 0)
+        shown = max(start, min(high, limit))
+        shown_stable = min(stable, max(start, min(limit if stable_limit is None else stable_limit, shown)))
+        return None if (shown, shown_stable) == (high, stable) else (shown, shown_stable)
 
     # ---- answers to ListOffsets ----
 
-    def _listed(self, version: int, committed: bool, asked: Mapping[TopicPartition, int], frame: bytes) -> bytes:
-        correlation_id, answered = decode_response(ApiKey.LIST_OFFSETS, version, frame)
-        found: Any = answered
+    def _listed(self, version: int, committed: bool, asked: Mapping[TopicPartition, int], frame: bytes) -> bytes | Gate:
+        try:
+            with at_most(PARTS_AT_ONCE):
+                found = _listed_in(version, asked, frame)
+        except TooManyElements:
+            return self._later(self._listed_in_slices(version, committed, asked, frame), frame)
+        listed = bytearray(frame)
+        for place, part in found:
+            self._show_end(listed, part, asked[place], self._limit(place, committed))
+        return bytes(listed)
 
-        def shown(topic: str, part: Any) -> Any:
-            timestamp = asked.get((topic, part.partition_index))
-            if timestamp is None or int(part.error_code) or part.offset < 0:
-                return part
-            limit = self._limit((topic, part.partition_index), committed)
-            if limit is None or part.offset < limit:
-                return part
-            if limit == UNKNOWN:
-                return replace(part, error_code=error_code(OFFSET_NOT_AVAILABLE), offset=-1, timestamp=-1)
-            if timestamp == LATEST:
-                return replace(part, offset=limit)
-            return part if part.offset == limit else replace(part, offset=-1, timestamp=-1)
+    async def _listed_in_slices(
+        self, version: int, committed: bool, asked: Mapping[TopicPartition, int], frame: bytes
+    ) -> bytes:
+        found = await aside(_listed_in, version, asked, frame)
+        listed = bytearray(frame)
+        for begin in range(0, len(found), PARTS_AT_ONCE):
+            for place, part in found[begin : begin + PARTS_AT_ONCE]:
+                self._show_end(listed, part, asked[place], self._limit(place, committed))
+            await asyncio.sleep(0)
+        return bytes(listed)
 
-        topics = tuple(
-            replace(topic, partitions=tuple(shown(topic.name, part) for part in topic.partitions))
-            for topic in found.topics
-        )
-        return encode_response(replace(found, topics=topics), correlation_id)
+    @staticmethod
+    def _show_end(listed: bytearray, part: peeks.ListedSpans, timestamp: int, limit: int | None) -> None:
+        _, _, code_at, timestamp_at, offset, offset_at = part
+        if limit is None or offset < limit:
+            return
+        if limit == UNKNOWN:
+            _put(listed, code_at, _NOT_AVAILABLE)
+        elif timestamp == LATEST:
+            _put(listed, offset_at, _INT64.pack(limit))
+            return
+        elif offset == limit:
+            return
+        _put(listed, offset_at, _NOWHERE)
+        _put(listed, timestamp_at, _NOWHERE)
+
+
+def _found_in(version: int, names: Mapping[bytes, str], frame: bytes) -> _Found:
+    code, topics = peeks.fetched_spans(version, frame)
+    news = bool(code)
+    parts: list[tuple[TopicPartition, peeks.FetchedSpans]] = []
+    for topic, partitions in topics:
+        name = names.get(topic)
+        if name is None:
+            news = news or any(map(_is_news, partitions))
+        else:
+            parts += [((name, part[0]), part) for part in partitions]
+    return _Found(parts, news, sum(len(part[8] or b"") for _, part in parts))
+
+
+def _cut(version: int, committed: bool, frame: bytes, found: _Found, ends: Iterable[_Ends]) -> _Cut:
+    """The answer without what is not confirmed."""
+    flexible = message_spec(ApiKey.FETCH, version, "response").flexible
+    edits: list[Edit] = []
+    hidden: dict[TopicPartition, peeks.FetchedSpans] = {}
+    news = found.news
+    for (place, part), shown in zip(found.parts, ends, strict=True):
+        _, _, code_at, _, high_at, _, stable_at, _, records, records_at = part
+        if shown is None:
+            news = news or _is_news(part)
+            continue
+        kept = b""
+        if shown == _NOT_KNOWN:
+            edits.append((*code_at, _NOT_AVAILABLE))
+            edits.append((*records_at, encoded_count(0, flexible)))  # never null beside an error
+        else:
+            edits += [(*high_at, _INT64.pack(shown[0])), (*stable_at, _INT64.pack(shown[1]))]
+            if records:
+                kept = bytes(records[: confirmed_bytes(records, shown[committed])])
+                edits.append((*records_at, encoded_count(len(kept), flexible) + kept))
+        news = news or bool(kept)
+        if records and len(kept) < len(records):
+            hidden[place] = part
+    return _Cut(edited_frame(frame, edits) if edits else frame, hidden, news)
+
+
+def _is_news(part: peeks.FetchedSpans) -> bool:
+    """Whether its consumer did not know what the broker says of a partition."""
+    return bool(part[8]) or part[1] not in (0, OFFSET_NOT_AVAILABLE)
+
+
+def _listed_in(
+    version: int, asked: Mapping[TopicPartition, int], frame: bytes
+) -> list[tuple[TopicPartition, peeks.ListedSpans]]:
+    """The partitions that were asked about, and have an offset."""
+    return [
+        (place, part)
+        for topic, partitions in peeks.listed_spans(version, frame)
+        for part in partitions
+        if (place := (topic.decode("utf-8", "replace"), part[0])) in asked and not part[1] and part[4] >= 0
+    ]
+
+
+def _put(listed: bytearray, at: Span, value: bytes) -> None:
+    listed[at[0] : at[1]] = value
 
 
 def _kept(request: Request) -> Request:
@@ -285,16 +421,12 @@ def _kept(request: Request) -> Request:
     return kept
 
 
-def _has_news(answered: Any) -> bool:
-    """Whether an answer has something that its consumer did not know."""
-    return bool(getattr(answered, "error_code", 0)) or any(
-        part.records or int(part.error_code) not in (0, OFFSET_NOT_AVAILABLE)
-        for topic in answered.responses
-        for part in topic.partitions
-    )
+def _begins_before(records: memoryview, end: int) -> bool:
+    """Whether the first batch of a Fetch answer's records is whole and ends at or before an offset."""
+    return any(header.next_offset <= end for _, _, header in islice(walk(records), 1))
 
 
-def confirmed_bytes(records: bytes, end: int) -> int:
+def confirmed_bytes(records: Frame, end: int) -> int:
     """How many bytes of a Fetch answer's records are whole batches that end at or before the offset ``end``."""
     size = 0
     for _, behind, header in walk(records):

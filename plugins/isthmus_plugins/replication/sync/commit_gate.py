@@ -15,7 +15,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from isthmus_control.model import NamespaceMapping, ResourceType
-from isthmus_plugins.api import Gate, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import Gate, Hold, Replace, Request, RequestHook, Verdict, passed_on
+from isthmus_plugins.aside import answered_as_asked, answered_on_loop
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.held_answers import HeldAnswers, Wait
 from isthmus_plugins.process import PluginContext
@@ -40,8 +41,8 @@ PUSH_S: Final = 0.002
 """So long what was committed may take to leave for the other side; it may be another proxy's to push."""
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
-
-
+_NOT_CONFIRMED: Final = b""
+"""Says that an answer is to be made of a large request, in the thread."""
 SCOPES_MAX: Final = 10_000
 """Groups whose scopes are remembered."""
 
@@ -152,7 +153,7 @@ class CommitGate:
             return None
         group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
         if self._is_detached(group):
-            return Replace(request.frame, partial(self._answer, request, group, None, None))
+            return Replace(request.frame, answered_on_loop(partial(self._answer, request, group, None, None)))
         scope = self.scope_of(group)
         if not scope.links:
             return None
@@ -179,7 +180,7 @@ class CommitGate:
             topic = await self._context.cluster.topic(OFFSETS_TOPIC)
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("offsets topic not found", extra={"detail": str(error)})
-            return Replace(frame, lambda answer: _refused(api_key, frame, group))
+            return Replace(frame, answered_as_asked(request, lambda answer: _refused(api_key, frame, group)))
         if topic is None:  # it is made now: nothing of it was ever In-Sync
             return None
         return self._waits(request, group, self.scope_of(group), len(topic.partitions))
@@ -189,7 +190,7 @@ class CommitGate:
             return None
         place = OFFSETS_TOPIC, partition_of(group, partitions)
         self._groups.pushed.clear()
-        return Replace(request.frame, partial(self._answer, request, group, scope, place))
+        return Replace(request.frame, answered_on_loop(partial(self._answer, request, group, scope, place)))
 
     def _is_detached(self, group: str) -> bool:
         return any(mapping.holds(group) for mapping in self._detached)
@@ -200,15 +201,19 @@ class CommitGate:
         """The answer as it goes out: at once, when it may, or refused, if its group has been detached meanwhile."""
         if 0 not in peeks.error_codes(request.api_key, request.version, frame):
             return frame
-        refused = partial(_refused, request.api_key, request.frame, group)
+        refusal = partial(_refused, request.api_key, request.frame, group)
+        refused = answered_as_asked(request, lambda _: refusal())
         if scope is None or place is None or self._is_detached(group):
-            return refused()
+            return refused(frame)
         held = self._held.get(scope)
         if held is None:
             held = self._held[scope] = HeldAnswers(_OfScope(self._needs, scope), self._clock)
-        answer = held.hold_commit(place, request.api_key == ApiKey.TXN_OFFSET_COMMIT, WAIT_S, frame, refused)
+        transactional = request.api_key == ApiKey.TXN_OFFSET_COMMIT
         self._work.set()
-        return answer
+        if not request.aside:
+            return held.hold_commit(place, transactional, WAIT_S, frame, refusal)
+        answer = held.hold_commit(place, transactional, WAIT_S, frame, lambda: _NOT_CONFIRMED)
+        return passed_on(lambda said: refused(said) if said is _NOT_CONFIRMED else said, answer)
 
     # ---- what time changes ----
 

@@ -105,6 +105,7 @@ class SyncConfirmer(Confirmer, Part):
 
     async def stop(self) -> None:
         await self.commits.stop()
+        await self.reads.stop()
         await self._tasks.close()
         await self.partitions.stop()
         await self._new.stop()

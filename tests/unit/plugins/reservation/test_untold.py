@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from support.loop_time import LOOP_S_MAX, longest, went_out
 from support.reservations import INTERNAL_ID, Process, request_of, started
 
 from isthmus_plugins.api import Gate, Replace, Request
@@ -179,15 +180,35 @@ def test_of_a_large_answer_they_are_left_out_beside_the_loop(plugin: Reservation
     frame = encode_response(build_response(ApiKey.DESCRIBE_LOG_DIRS, 4, {"results": [{"topics": topics}]}), 7)
 
     async def main() -> None:
-        opened = asyncio.Event()
         gate = _answer_to(plugin, _asked(ApiKey.DESCRIBE_LOG_DIRS, 4), frame)
         assert isinstance(gate, Gate)
-        if not gate.take(opened.set):
-            await asyncio.wait_for(opened.wait(), 10)
-        answer = gate.answer()
-        assert isinstance(answer, bytes)
+        answer = await went_out(gate)
         (result,) = decode_response(ApiKey.DESCRIBE_LOG_DIRS, 4, answer)[1].results  # type: ignore[attr-defined]
         assert [topic.name for topic in result.topics] == names[:-1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_a_large_assignment_they_are_too(known: bool) -> None:
+    """A pattern matches all of thousands of topics, and ours."""
+    theirs = [uuid.UUID(int=each, version=4) for each in range(10, 2_010)]
+    process = Process()
+    names = {each.bytes: f"theirs-{each}" for each in theirs} | {SPOOL_ID.bytes: SPOOL}
+    process.known_ids, process.ids = (names, {}) if known else ({}, names)
+    plugin = started(process)
+    given = [{"topic_id": each, "partitions": [0]} for each in (*theirs, SPOOL_ID)]
+    values = {"member_epoch": 4, "assignment": {"topic_partitions": given}}
+    frame = encode_response(build_response(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, values), 7)
+
+    async def main() -> None:
+        gate = _answer_to(plugin, _asked(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1), frame)
+        assert isinstance(gate, Gate)
+        answer, spent = await longest(went_out(gate))
+        told: Any = decode_response(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, answer)[1]
+        assert [each.topic_id for each in told.assignment.topic_partitions] == theirs
+        assert spent < LOOP_S_MAX, f"{spent * 1000:.1f} ms"
+        await plugin.isthmus_stop()
 
     asyncio.run(main())
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl
+from support.loop_time import LOOP_S_MAX, longest, went_out
 from support.partition_log import batch
 
 from isthmus_control.commands import CreateNamespace
 from isthmus_control.demands import Demands, Visibility
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Answer, Client, Gate, Hold, Replace, Request
+from isthmus_plugins.aside import aside
 from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads, confirmed_bytes
 from isthmus_protocol.messages import (
     build_request,
@@ -305,3 +307,85 @@ def test_batches_are_cut_whole() -> None:
     size = len(batch(0, [b"v"] * 3))
     assert [confirmed_bytes(records, end) // size for end in (0, 2, 3, 5, 6, 9, 100)] == [0, 0, 1, 1, 2, 3, 3]
     assert confirmed_bytes(records[:-1], 9) == 2 * size  # the broker cut the last one
+
+
+PARTITIONS = 5_000
+
+
+async def _answered(hook: Any, frame: bytes) -> bytes:
+    return await went_out(hook(frame))
+
+
+@pytest.mark.parametrize("records", [b"", batch(0, [b"v"]) + batch(1, [b"v"])])
+def test_an_answer_of_thousands_of_partitions_keeps_the_loop_no_longer_than_a_small_one(records: bytes) -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.limits[False] = 1
+        part = {"error_code": 0, "high_watermark": 2, "last_stable_offset": 2, "records": records}
+        parts_of = [{"partition_index": each, **part} for each in range(PARTITIONS)]
+        values = {"responses": [{**scene._named(17, "c-t"), "partitions": parts_of}]}
+        frame = encode_response(build_response(ApiKey.FETCH, 17, values), 7)
+        on_response = replaced(scene.fetch(17, "c-t")).on_response
+        answer, spent = await longest(_answered(on_response, frame))
+        assert parts(17, answer) == [(0, 1, 1, bool(records))] * PARTITIONS
+        assert spent < LOOP_S_MAX, f"{spent * 1000:.1f} ms"
+        await scene.reads.stop()
+
+    run(work)
+
+
+def test_one_of_which_nothing_is_left_waits_too() -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.limits[False] = 0
+        part = {"error_code": 0, "high_watermark": 1, "last_stable_offset": 1, "records": batch(0, [b"v"])}
+        parts_of = [{"partition_index": each, **part} for each in range(1_000)]
+        values = {"responses": [{**scene._named(17, "c-t"), "partitions": parts_of}]}
+        frame = encode_response(build_response(ApiKey.FETCH, 17, values), 7)
+        on_response = replaced(scene.fetch(17, "c-t", wait_ms=600_000)).on_response
+        assert on_response is not None
+        gate = on_response(frame)
+        assert isinstance(gate, Gate)
+        cut = asyncio.Event()
+        assert not gate.take(cut.set)
+        async with asyncio.timeout(60):
+            await cut.wait()
+        waiting = gate.answer()
+        assert isinstance(waiting, Gate)
+        assert not waiting.take(lambda: None)
+        scene.limits[False] = 1
+        scene.reads.confirmed(("c-t", 999))
+        assert parts(17, await went_out(waiting.answer())) == [(0, 1, 1, 1)] * 1_000
+        assert not scene.reads._waiting
+        await scene.reads.stop()
+
+    run(work)
+
+
+def test_so_do_offsets_of_thousands_of_partitions() -> None:
+    async def work() -> None:
+        scene = Scene()
+        asked = {"partitions": [{"partition_index": each, "timestamp": -1} for each in range(PARTITIONS)]}
+        values: dict[str, Any] = {"topics": [{"name": "c-t", **asked}]}
+        verdict = replaced(scene.reads.on_list_offsets(scene.request(ApiKey.LIST_OFFSETS, 10, values)))
+        told = [{"partition_index": each, "error_code": 0, "timestamp": 5, "offset": 10} for each in range(PARTITIONS)]
+        values = {"topics": [{"name": "c-t", "partitions": told}]}
+        frame = encode_response(build_response(ApiKey.LIST_OFFSETS, 10, values), 7)
+        answer, spent = await longest(_answered(verdict.on_response, frame))
+        found: Any = decode_response(ApiKey.LIST_OFFSETS, 10, answer)[1]
+        assert {each.offset for each in found.topics[0].partitions} == {4}
+        assert spent < LOOP_S_MAX, f"{spent * 1000:.1f} ms"
+        await scene.reads.stop()
+
+    run(work)
+
+
+def test_what_a_hook_behind_answers_in_the_thread_is_looked_at_on_the_loop() -> None:
+    async def work() -> None:
+        scene = Scene()
+        on_response = replaced(scene.fetch(17, "c-t")).on_response
+        assert on_response is not None
+        answer = await aside(on_response, scene.answer(17, "c-t"))
+        assert parts(17, await went_out(answer)) == [(0, 4, 4, 4)]
+
+    run(work)
