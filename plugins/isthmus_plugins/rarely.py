@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeAlias, TypeVar
 
 RARELY_S: Final = 1.0
 EACH_S: Final = 60.0
@@ -13,6 +14,10 @@ NAMES_MAX: Final = 1000
 OTHERS: Final = ""
 
 T = TypeVar("T")
+
+
+Fields: TypeAlias = Mapping[str, object]
+"""What a log line has beside its message."""
 
 
 class Rarely:
@@ -68,3 +73,8 @@ class RarelyEach(Generic[T]):
         count, detail = self._waiting.pop(name)
         if detail is not None:
             self._write(name, count, detail)
+
+
+def rare_lines(log: logging.Logger, message: str, level: int = logging.WARNING) -> RarelyEach[Fields]:
+    """Lines with this message and the fields of the last that it was about, and how many ``times``."""
+    return RarelyEach(lambda times, fields: log.log(level, message, extra={**fields, "times": times}))

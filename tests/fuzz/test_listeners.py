@@ -250,7 +250,7 @@ def test_the_link_listener(kafka: KafkaCluster, shared_kafka: Clusters) -> None:
         with Wire(advertised(pair.a.bootstrap).popitem()[1]) as wire, Fuzzer(real) as fuzzer:
             fuzz("peers", fuzzer, odd, real, lambda: ack(wire, source), watches, EACH_S)
         for watch in watches:
-            watch.check("link peer connected", "link peer lost")
+            watch.check()
         for side in (pair.a, pair.b):
             no_task_fails(side.proxy)
         assert neighbour.welcomed > 10

@@ -32,6 +32,7 @@ from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
@@ -169,6 +170,7 @@ class AclLeader:
         self._clock = context.clock
         self._peers = peers
         self._tasks = Tasks("acl-leader", context.supervision)
+        self._unreplicated = rare_lines(log, "bindings not replicated")
         self._changed = asyncio.Event()
         self._pushing: set[str] = set()
         self._pushed: dict[str, tuple[frozenset[AclBinding], Sequence[NamespaceMapping], LinkConnection, float]] = {}
@@ -257,9 +259,7 @@ class AclLeader:
         for name in names:
             before = self._statuses.get(name, AclStatus())
             if before.reason != reason:
-                log.warning(
-                    "bindings not replicated", extra={"link": name, "code": reason.code, "detail": reason.message}
-                )
+                self._unreplicated.one(name, {"link": name, "code": reason.code, "detail": reason.message})
             self._statuses[name] = AclStatus(False, reason, before.bindings, before.not_mapped)
 
     async def _push(

@@ -25,6 +25,7 @@ from isthmus_plugins.aside import answered_by_size
 from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicPartition
 from isthmus_plugins.decompression import decompressed
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -65,6 +66,7 @@ class TimeOffsets(Part):
         self._context = context
         self._clock = context.clock
         self._peers = peers
+        self._uncorrected = rare_lines(log, "offsets by time not corrected")
         self.unsure = 0
         """Answers that stayed the broker's, because the source could not be asked and the scan found no end."""
 
@@ -154,7 +156,7 @@ class TimeOffsets(Part):
             return {place: await self._readable(place, found, committed) for place, found in theirs.items()}
         except (BrokerUnavailable, KafkaRefused, LinkRejected, LinkLost, TimeoutError) as error:
             self.unsure += len(asked)
-            log.warning("offsets by time not corrected", extra={"topic": topic, "detail": str(error)})
+            self._uncorrected.one(topic, {"topic": topic, "detail": str(error)})
             return {}
 
     async def _of_source(self, topic: str, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, Found] | None:

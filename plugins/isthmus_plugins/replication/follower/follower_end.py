@@ -24,6 +24,7 @@ from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.comparison.last_batch import last_batch
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Numbering, Step, StopReason
 from isthmus_plugins.replication.follower.origins import FollowerOrigins
@@ -66,6 +67,8 @@ class FollowerEnd(Part):
         self._traffic = traffic
         self._clock = context.clock
         self._tasks = Tasks("follower-end", context.supervision)
+        self._lost_ends = rare_lines(log, "log lost its end")
+        self._doubted = rare_lines(log, "deletions doubted", logging.INFO)
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
         self._partitions: dict[TopicPartition, FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can show."""
@@ -233,7 +236,8 @@ class FollowerEnd(Part):
         outcome = await self._context.control.append(TruncateProvenance((entry,)))
         if isinstance(outcome, Rejected):
             raise LinkRejected(reasons.NOT_FOLLOWING, outcome.message)
-        log.warning("log lost its end", extra={"topic": entry.topic, "partition": entry.partition, "end": entry.offset})
+        said = {"topic": entry.topic, "partition": entry.partition, "end": entry.offset}
+        self._lost_ends.one(f"{entry.topic}-{entry.partition}", said)
         epochs = self._context.control.state.source_epochs(stream.topic, stream.partition)
         return epochs[-1].epoch if epochs else -1
 
@@ -303,7 +307,8 @@ class FollowerEnd(Part):
         outcome = await self._context.control.append(DoubtDeletions((entry,)))
         if isinstance(outcome, Rejected):
             raise LinkRejected(reasons.NOT_FOLLOWING, outcome.message)
-        log.info("deletions doubted", extra={"topic": entry.topic, "partition": entry.partition, "until": entry.offset})
+        said = {"topic": entry.topic, "partition": entry.partition, "until": entry.offset}
+        self._doubted.one(f"{entry.topic}-{entry.partition}", said)
         return calls.Done()
 
     async def ends_seen(self, connection: LinkConnection, question: calls.EndsSeen) -> calls.Done:

@@ -16,6 +16,7 @@ from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext, check_lease
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.follower.log import LogState, Step, StopReason
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S, read_position
 from isthmus_plugins.replication.follower.stream import FollowerStream
@@ -64,6 +65,7 @@ class Prerequisites:
         self._proceed = proceed
         self._resumed = resumed
         self._limits_raised = limits_raised
+        self._unknown = rare_lines(log, "ended transactions not known")
         self._dividing = asyncio.Semaphore(DIVIDING_AT_ONCE)
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
@@ -171,10 +173,8 @@ class Prerequisites:
                 )
                 follower_log.resolve(began, answer.ended)
             except Exception as error:  # also what a peer answers that it should not: nothing goes on before
-                log.warning(
-                    "ended transactions not known",
-                    extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
-                )
+                where = {"topic": stream.topic, "partition": stream.partition}
+                self._unknown.one(stream.connection.link_name, {**where, "detail": str(error)})
                 await asyncio.sleep(RETRY_S)
 
     async def _divide(self, stream: FollowerStream) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.groups.open_losses import OpenLosses, SourcePartition
@@ -54,6 +55,7 @@ class Confirmations:
         self._pending_offsets = PendingOffsets(context, store)
         self._tasks = tasks
         self._confirmed: dict[SourcePartition, _Confirmed] = {}
+        self._untold = rare_lines(log, "commits not confirmed", logging.INFO)
 
     def __contains__(self, key: SourcePartition) -> bool:
         return key in self._confirmed
@@ -126,7 +128,7 @@ class Confirmations:
         for connection, found in parts.items():
             if not connection.lost:  # if it is, whoever pushes next pushes all
                 answer = connection.begin_call(calls.GroupApplied(tuple(found)))
-                self._tasks.start("applied", _answered(connection, answer(CALL_TIMEOUT_S)))
+                self._tasks.start("applied", self._answered(connection, answer(CALL_TIMEOUT_S)))
 
     async def _store_pending(
         self, connection: LinkConnection, so_far: ReceivedSoFar, pending: Sequence[PendingOffset]
@@ -151,9 +153,9 @@ class Confirmations:
         """The partitions that are confirmed: to whom, which, and how many the source's offsets topic has."""
         return ((each.connection, key[1], each.partitions) for key, each in self._confirmed.items())
 
-
-async def _answered(connection: LinkConnection, answer: Awaitable[calls.Done]) -> None:
-    try:
-        await answer
-    except (LinkRejected, LinkLost, TimeoutError) as error:
-        log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
+    async def _answered(self, connection: LinkConnection, answer: Awaitable[calls.Done]) -> None:
+        try:
+            await answer
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            link_name = connection.link_name
+            self._untold.one(link_name, {"link": link_name, "detail": str(error)})

@@ -27,6 +27,7 @@ from isthmus_control.model import (
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.groups.feed import Checked, Feed, LedGroup
 from isthmus_plugins.replication.groups.pushed_partition import PushedPartition
 from isthmus_plugins.replication.groups.source import Source
@@ -72,6 +73,7 @@ class GroupLeader(Part):
         self._clock = context.clock
         self._peers = peers
         self._tasks = Tasks("group-leader", context.supervision)
+        self._untold = rare_lines(log, "group offsets not told")
         self._changed = asyncio.Event()
         self._wanted: tuple[NamespaceMapping, ...] = ()
         """Led group namespaces of all links: what the logs were read for."""
@@ -499,7 +501,7 @@ class GroupLeader(Part):
             except LinkLost:
                 break
             except (LinkRejected, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
-                log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
+                self._untold.one(feed.link_name, {"link": feed.link_name, "detail": str(error)})
                 feed.pushed.clear()
                 await asyncio.sleep(RETRY_DELAY_S)
             except Exception:
@@ -625,7 +627,7 @@ class GroupLeader(Part):
         except LinkLost:
             feed.wake.set()
         except (LinkRejected, TimeoutError) as error:
-            log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
+            self._untold.one(feed.link_name, {"link": feed.link_name, "detail": str(error)})
             feed.pushed.clear()
             feed.wake.set()
         except Exception:

@@ -13,6 +13,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.groups.intake import Intake
 from isthmus_plugins.replication.link import calls
@@ -43,6 +44,7 @@ class SourceEnds:
         self._answered = answered
         self._asked_at: dict[LinkConnection, float] = {}
         """When each was asked last; infinity while it has not answered."""
+        self._unknown = rare_lines(log, "source's ends not known")
 
     def ask(self, waiting: Iterable[tuple[FollowedGroup, TopicPartition]]) -> None:
         """Ask about what groups want there now, where that may be asked already."""
@@ -76,7 +78,8 @@ class SourceEnds:
         except LinkLost:
             pass  # it is pushed anew, and asked again
         except (LinkRejected, TimeoutError) as error:
-            log.warning("source's ends not known", extra={"link": connection.link_name, "detail": str(error)})
+            link_name = connection.link_name
+            self._unknown.one(link_name, {"link": link_name, "detail": str(error)})
         finally:
             self._asked_at[connection] = self._clock.monotonic()
 

@@ -23,6 +23,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.observers import LinkConfirmed
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.leader.continuity import objection_to, still_in_log, truncated
 from isthmus_plugins.replication.leader.discovery import Discovery
@@ -81,6 +82,7 @@ class LeaderEnd(Part):
         self._peers = peers
         self._verification = verification
         self._tasks = Tasks("leader-end", context.supervision)
+        self._said_stopped = rare_lines(log, "stream stopped", logging.INFO)
         self._stream_ids = itertools.count(1)
         self._streams: dict[LinkPartition, LeaderStream] = {}
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
@@ -456,17 +458,8 @@ class LeaderEnd(Part):
             message = reasons.source_truncating(stream.key.topic, stream.remote_topic)
         before = self.stopped.get(stream.key)
         if before is None or before.code != code:
-            log.info(
-                "stream stopped",
-                extra={
-                    "link": stream.key.link,
-                    "topic": stream.key.topic,
-                    "partition": stream.key.partition,
-                    "offset": stream.acked,
-                    "code": str(code),
-                    "detail": message,
-                },
-            )
+            said = {**stream.key._asdict(), "offset": stream.acked, "code": str(code), "detail": message}
+            self._said_stopped.one(f"{stream.key} {code}", said)
         self._note(stream.key, stream.topic_id, code, message, retry_s)
         self._close(stream, (code, message) if report else None)
         self.wake()

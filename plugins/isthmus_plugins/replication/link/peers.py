@@ -23,7 +23,7 @@ from isthmus_plugins import descriptors
 from isthmus_plugins.accepting import Acceptor, oldest_of_most
 from isthmus_plugins.link_policy import is_loopback, remote_address
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.rarely import RarelyEach
+from isthmus_plugins.rarely import RarelyEach, rare_lines
 from isthmus_plugins.replication.link import calls, features, reasons
 from isthmus_plugins.replication.link.attempts import TokenAttempts, place_of
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -120,6 +120,8 @@ class LinkPeers(Part):
         self._rejected = RarelyEach(_log_rejected)
         self._odd_calls = RarelyEach(_log_odd_calls)
         self._unreached = RarelyEach(_log_unreached)
+        self._connected = rare_lines(log, "link peer connected", logging.INFO)
+        self._lost = rare_lines(log, "link peer lost", logging.INFO)
         self._attempts = TokenAttempts(context.clock)
 
     # ---- life ----
@@ -536,14 +538,16 @@ class LinkPeers(Part):
             raise NotJoined("connections come before anybody serves them")
         connection.handlers = self._answers
         connection.receiver = Watched(self._receiver, lambda: self._gone(link_name, state, name, connection))
-        log.info("link peer connected", extra={"link": link_name, "peer": name, "dialled": connection.dialled})
+        said = {"link": link_name, "peer": name, "dialled": connection.dialled}
+        self._connected.one(_of_host(link_name, connection), said)
         self._on_change()
 
     def _gone(self, link_name: str, state: PeerState, name: str, connection: LinkConnection) -> None:
         if state.connections.get(name) is connection:
             state.last_heard = connection.last_heard
             del state.connections[name]
-            log.info("link peer lost", extra={"link": link_name, "peer": name, "detail": connection.lost_reason})
+            said = {"link": link_name, "peer": name, "detail": connection.lost_reason}
+            self._lost.one(_of_host(link_name, connection), said)
             if not state.connections:
                 silent = isinstance(connection.lost_error, PeerSilent)
                 state.reason = ReasonCode.PEER_SILENT if silent else ReasonCode.CONNECTION_LOST
@@ -598,6 +602,11 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return ReasonCode.TIMEOUT_ERROR
     return ReasonCode.BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR
+
+
+def _of_host(link_name: str, connection: LinkConnection) -> str:
+    """Under which lines about a link's connections are counted: what a peer calls itself it may change."""
+    return f"{link_name} {place_of(connection.peer_address)}"
 
 
 def _log_rejected(connections: int, last: tuple[str, str, str]) -> None:

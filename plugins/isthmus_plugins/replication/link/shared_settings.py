@@ -19,6 +19,7 @@ from isthmus_control.model import Link, LinkMode, LinkSettings
 from isthmus_control.outcome import Outcome, Rejected
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
@@ -38,6 +39,7 @@ class SharedSettings(Part):
         self._connections = connections
         self._tasks = Tasks("shared-settings", context.supervision)
         self._work = asyncio.Event()
+        self._said_refused = rare_lines(log, "link settings refused")
         self._theirs: dict[str, tuple[LinkConnection, LinkSettings]] = {}
         """By link: what the other cluster is known to have, and over which connection it said so."""
         self._agreed: dict[str, Register[LinkMode]] = {}
@@ -119,7 +121,7 @@ class SharedSettings(Part):
             self.refused.pop(link_name, None)
         except LinkRejected as error:
             if self.refused.get(link_name) != error.message:
-                log.warning("link settings refused", extra={"link": link_name, "detail": error.message})
+                self._said_refused.one(link_name, {"link": link_name, "detail": error.message})
             self.refused[link_name] = error.message
         except (LinkLost, TimeoutError):
             pass  # then again, over the connection that there is

@@ -24,6 +24,7 @@ from isthmus_control.rules.claims import supersedes
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.groups.follower import GroupFollower
@@ -85,6 +86,7 @@ class SyncLeases(Part):
         self._store = store
         self._reached = reached
         self._tasks = Tasks("sync-leases", context.supervision)
+        self._odd = rare_lines(log, "lease not understood")
         self._links: frozenset[str] = frozenset()
         """Synchronous ones over which topics follow."""
         self._followed = asyncio.Event()
@@ -233,7 +235,8 @@ class SyncLeases(Part):
             pass  # then it is not known to be In-Sync any longer
         except (LinkRejected, ValidationError) as error:
             if not isinstance(error, LinkRejected) or error.code == INVALID_ANSWER:
-                log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
+                link_name = connection.link_name
+                self._odd.one(link_name, {"link": link_name, "detail": str(error)})
         finally:
             self._asking.discard(connection)
 

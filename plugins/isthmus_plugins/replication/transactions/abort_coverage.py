@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from isthmus_control.model import SyncRecord
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
@@ -69,6 +70,7 @@ class AbortCoverage:
         self._order = AbortOrder()
         self._ends = ends
         self._tasks = Tasks("abort-ends", context.supervision)
+        self._unknown = rare_lines(log, "ends of the follower not known")
         self._there: dict[LinkPartition, tuple[SyncRecord | None, int]] = {}
         """Of partitions that others push: what the other side said to have, and what was recorded then."""
         self._asked: dict[str, dict[LinkPartition, int]] = {}
@@ -170,7 +172,7 @@ class AbortCoverage:
                 self._there[key] = records[key], GONE if key in gone else found.get(key, -1)
             self._on_more()
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
-            log.warning("ends of the follower not known", extra={"link": link_name, "detail": str(error)})
+            self._unknown.one(link_name, {"link": link_name, "detail": str(error)})
         finally:
             try:
                 await asyncio.sleep(RETRY_S)

@@ -14,6 +14,7 @@ from typing import Final
 from isthmus_control.model import Link
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -58,6 +59,7 @@ class DecisionSender:
         self._on_stored = on_stored
         self._on_lost = on_lost
         self._tasks = Tasks("decision-sender", context.supervision)
+        self._not_stored = rare_lines(log, "decisions not stored")
         self.held_back = False
         """Whether a decision waits for what is aborted before it, as of the last time that all were to be sent."""
 
@@ -143,7 +145,7 @@ class DecisionSender:
         try:
             unfollowed = frozenset((await answer).unfollowed or ())
         except (LinkRejected, LinkLost, TimeoutError) as error:
-            log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
+            self._not_stored.one(link.name, {"link": link.name, "detail": str(error)})
             # Markers wait there for what came over this connection: over another one they do not.
             connection.close(f"decisions not stored: {error}")
             for decision in sent_open:
@@ -151,8 +153,8 @@ class DecisionSender:
             self._on_lost()
             return
         if unfollowed:
-            extra = {"link": link.name, "detail": f"{', '.join(sorted(unfollowed))}: not followed over this link"}
-            log.warning("decisions not stored", extra=extra)
+            why = f"{', '.join(sorted(unfollowed))}: not followed over this link"
+            self._not_stored.one(link.name, {"link": link.name, "detail": why})
         for decision, without_end in sent_open.items():
             # What follows no more has none: whoever waits for that waits until it is not In-Sync.
             left_out = {place for place in decision.places if remote_topic(link, place[0]) in unfollowed}
