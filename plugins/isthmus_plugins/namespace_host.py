@@ -6,10 +6,12 @@ through ``namespace_dispatch``: one request hook of the process for each API tha
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -77,6 +79,8 @@ class NamespaceHost:
         self._tasks = Tasks("namespace-plugins", context.supervision)
         self._lookup: Lookup | None = None
         self.running: dict[Key, Running] = {}
+        self._ending: dict[Key, set[asyncio.Task[None]]] = {}
+        """Those that were enabled, and go on until what waits for them has gone out."""
         self.failures: Counter[tuple[str, str]] = Counter()
         """By plugin and policy: how often a hook failed."""
         self._apis: dict[int, ApiHooks] = {}
@@ -152,7 +156,7 @@ class NamespaceHost:
             (namespace.key, spec.name): spec for namespace in state.namespaces.values() for spec in namespace.plugins
         }
         for key in [key for key, running in self.running.items() if wanted.get(key) != running.spec]:
-            self._tasks.start("retire", self._end(self.running.pop(key)))
+            self._retire(key)
         for key, spec in wanted.items():
             if key not in self.running:
                 self.running[key] = self._run(key[0], spec)
@@ -224,6 +228,25 @@ class NamespaceHost:
         for gate in running.gates:
             gate.start()
         running.started.set()
+
+    def _retire(self, key: Key) -> None:
+        task = self._tasks.start("retire", self._end(self.running.pop(key)))
+        self._ending.setdefault(key, set()).add(task)
+        task.add_done_callback(partial(self._retired, key))
+
+    def _retired(self, key: Key, task: asyncio.Task[None]) -> None:
+        self._ending[key].discard(task)
+        if not self._ending[key]:
+            del self._ending[key]
+
+    async def ended(self, kind: ResourceType, prefix: str, name: str, timeout_s: float) -> bool:
+        """Whether a plugin that is enabled for a namespace no more has ended here, within so long: no ack waits for it,
+        and it has stopped."""
+        ending = self._ending.get((NamespaceKey(kind, prefix), name))
+        if not ending:
+            return True
+        _, left = await asyncio.wait(ending, timeout=timeout_s)
+        return not left
 
     async def _end(self, running: Running) -> None:
         """Nothing new is asked of it; what waits for its confirmers goes on waiting."""

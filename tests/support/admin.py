@@ -75,7 +75,7 @@ from isthmus_plugins.links import (
     WaitingMapping,
 )
 from isthmus_plugins.tasks import Supervision
-from support.fake_cluster import FakeCluster
+from support.fake_cluster import FakeCluster, FakeControl
 
 T = TypeVar("T")
 
@@ -130,6 +130,31 @@ class MemoryLog:
     async def enforced(self, offset: int, /) -> None:
         async with self._moved:
             await self._moved.wait_for(lambda: self.leases.enforced_by_all(offset, time.monotonic()))
+
+
+class ModelLog:
+    """A control log of the model clusters, as the listener wants it."""
+
+    def __init__(self, control: FakeControl) -> None:
+        self.leases = LeaseView("of no proxy")
+        self.key_id = ""
+        self.unsigned = Unsigned()
+        self._control = control
+        self._applied(control.state)
+        control.subscribe(self._applied)
+
+    def _applied(self, state: ControlState) -> None:
+        self.leases.applied(state, time.monotonic())
+
+    @property
+    def state(self) -> ControlState:
+        return self._control.state
+
+    async def append(self, body: Body, /) -> Outcome:
+        return await self._control.append(body)
+
+    async def enforced(self, offset: int, /) -> None:
+        await self._control.enforced(offset)
 
 
 class MemoryLinks:

@@ -79,6 +79,16 @@ class EnabledPluginView(_Model):
     """Proxies that do not act on the last change of the namespace's plugins yet."""
 
 
+class DisabledPluginView(_Model):
+    """A plugin that a namespace has no more, and that is not all over yet."""
+
+    plugin: str
+    waiting_for: list[str] = []
+    """Proxies that may still ask it."""
+    ended: bool
+    """On the proxy that was asked: false while acks wait for it, or it has not stopped."""
+
+
 class NamespaceView(_Model):
     """A prefix of topics, groups or principals."""
 

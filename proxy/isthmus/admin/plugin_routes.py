@@ -6,20 +6,24 @@ again when it applies the change; one that cannot run the plugin refuses what it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
 
 from isthmus.admin import problems, views
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.hiding import settings_for_who_asks
-from isthmus.admin.models import EnabledPluginView, PluginRequest, PluginsView
+from isthmus.admin.models import DisabledPluginView, EnabledPluginView, PluginRequest, PluginsView
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.codec import canonical_json
 from isthmus_control.commands import ConfigurePlugin, DisablePlugin, EnablePlugin
 from isthmus_control.model import EnabledPlugin, ResourceType
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.namespace_host import NamespaceHost
+
+ENDS_TIMEOUT_S: Final = 10.0
+"""How long an answer waits for a plugin to end."""
 
 
 def install(app: FastAPI, services: AdminServices) -> None:
@@ -28,6 +32,12 @@ def install(app: FastAPI, services: AdminServices) -> None:
         202: {
             "model": EnabledPluginView,
             "description": "Decided; `waiting_for` names the proxies that do not act on it yet.",
+        }
+    }
+    disabled: dict[int | str, dict[str, Any]] = {
+        202: {
+            "model": DisabledPluginView,
+            "description": "Decided; `waiting_for` names the proxies that may still ask it, `ended` is this proxy's.",
         }
     }
     path = "/v1/namespaces/{type}/plugins/{plugin}"
@@ -62,13 +72,21 @@ def install(app: FastAPI, services: AdminServices) -> None:
         control = await append(services, body)
         return await _changed(control, type, prefix, plugin, response, wait)
 
-    @app.delete(path, tags=["plugins"], summary="Disable a plugin", status_code=204)
-    async def disable_plugin(type: ResourceType, plugin: str, prefix: Prefix, wait: Wait = True) -> None:
-        """Answered when no proxy asks it any more. Acks that wait for it go on waiting."""
+    @app.delete(path, tags=["plugins"], summary="Disable a plugin", status_code=204, responses=disabled)
+    async def disable_plugin(type: ResourceType, plugin: str, prefix: Prefix, wait: Wait = True) -> Response:
+        """Answered when no proxy asks it any more, and it has ended on this one, or after ten seconds: acks that wait
+        for it go on waiting for as long as they would have."""
         control = await append(services, DisablePlugin(type, prefix, plugin))
         offset = namespace_of(control, type, prefix).plugins_at_offset
-        if wait and offset is not None:
+        assert offset is not None
+        if wait:
             await enforced(control, offset)
+        ended = await _host(services).ended(type, prefix, plugin, ENDS_TIMEOUT_S if wait else 0)
+        waits = views.waiting_for(control, offset)
+        if ended and not waits:
+            return Response(status_code=204)
+        view = DisabledPluginView(plugin=plugin, waiting_for=waits, ended=ended)
+        return JSONResponse(view.model_dump(mode="json"), 202)
 
 
 def _host(services: AdminServices) -> NamespaceHost:

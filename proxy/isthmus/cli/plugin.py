@@ -138,11 +138,20 @@ def disable(
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Disable a plugin for a namespace. Its settings are forgotten."""
+    """Disable a plugin for a namespace, and wait until it has ended. Its settings are forgotten."""
     with Admin(url, output) as admin:
-        admin.delete(f"/v1/namespaces/{type}/plugins/{quote(name, safe='')}", prefix=namespace, wait=wait)
-        result = {"plugin": name, "type": type, "prefix": namespace, "disabled": True}
-        show(result, output, lambda _: [f"plugin {name} disabled for the {type} namespace {prefix_cell(namespace)}"])
+        path = f"/v1/namespaces/{type}/plugins/{quote(name, safe='')}"
+        left = admin.delete(path, prefix=namespace, wait=wait) or {"ended": True, "waiting_for": []}
+        result = {"plugin": name, "type": type, "prefix": namespace, "disabled": True, "ended": left["ended"]}
+        show(result, output, lambda _: _disabled(name, type, namespace, left["ended"]))
+        if wait:
+            _all_act(left["waiting_for"], output)
+
+
+def _disabled(name: str, type: str, prefix: str, ended: bool) -> Iterator[str]:
+    yield f"plugin {name} disabled for the {type} namespace {prefix_cell(prefix)}"
+    if not ended:
+        yield "it has not ended here yet: acks that waited for it before go on waiting, or it takes its time to stop"
 
 
 def _current(admin: Admin, name: str, type: str, prefix: str) -> dict[str, Any]:
@@ -171,8 +180,14 @@ def _settings(said: list[str], output: Output) -> dict[str, Any]:
 def _show_changed(plugin: dict[str, Any], wait: bool, output: Output) -> None:
     """Print a namespace's plugin. Fails if it was to be waited for, and some proxy does not act on it yet."""
     show(plugin, output, lambda each: fields((name.replace("_", " "), value) for name, value in each.items()))
-    if wait and plugin["waiting_for"]:
-        waits = ", ".join(plugin["waiting_for"])
+    if wait:
+        _all_act(plugin["waiting_for"], output)
+
+
+def _all_act(waiting_for: list[str], output: Output) -> None:
+    """Raises CliError where some proxy does not."""
+    if waiting_for:
+        waits = ", ".join(waiting_for)
         raise CliError("NOT_ENFORCED_YET", f"decided, but {waits} does not act on it yet", output=output)
 
 

@@ -606,11 +606,13 @@ def test_acks_of_a_namespace_wait_for_its_confirmer_also_when_it_is_disabled() -
         assert scene.host.hooks() == []
         assert not opened.is_set()
         assert not plugin.made[0].stopped
+        assert not await scene.host.ended(TOPIC, "pay-", "p", 0)
         assert later.acks is not None
         later.end = 1
         later.acks.confirmed(("pay-t", 0))
         await asyncio.wait_for(opened.wait(), 5)
-        await asyncio.wait_for(plugin.made[0].stopped_now.wait(), 5)
+        assert await scene.host.ended(TOPIC, "pay-", "p", 5)
+        assert plugin.made[0].stopped
 
     on_scene(test, p=lambda: Plugin())
 

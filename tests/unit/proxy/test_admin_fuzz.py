@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -16,8 +15,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from support.admin import MemoryLog, access, make_services
-from support.fake_cluster import FakeControl
+from support.admin import MemoryLog, ModelLog, access, make_services
 from support.plugins import Two, on_two
 
 from isthmus.admin import create_app
@@ -25,12 +23,8 @@ from isthmus.admin.access import Peer
 from isthmus.admin.audit import Audit
 from isthmus.admin.guard import Guard
 from isthmus.admin.operations import Operations
-from isthmus_control.commands import Body, CreateNamespace
-from isthmus_control.control_state import ControlState
-from isthmus_control.leases import LeaseView
+from isthmus_control.commands import CreateNamespace
 from isthmus_control.model import ResourceType
-from isthmus_control.outcome import Outcome
-from isthmus_control.replica import Unsigned
 from isthmus_plugins.capture import plugin as capture
 from isthmus_plugins.link_policy import remote_address
 from isthmus_plugins.namespace_host import NamespaceHost
@@ -84,31 +78,6 @@ class Asked(NamedTuple):
 
     def __repr__(self) -> str:
         return f"{self.method} {self.path[:150]} {(self.body or b'')[:150]!r}"
-
-
-class Log:
-    """A control log of the model clusters, as the listener wants it."""
-
-    def __init__(self, control: FakeControl) -> None:
-        self.leases = LeaseView("of no proxy")
-        self.key_id = ""
-        self.unsigned = Unsigned()
-        self._control = control
-        self._applied(control.state)
-        control.subscribe(self._applied)
-
-    def _applied(self, state: ControlState) -> None:
-        self.leases.applied(state, time.monotonic())
-
-    @property
-    def state(self) -> ControlState:
-        return self._control.state
-
-    async def append(self, body: Body, /) -> Outcome:
-        return await self._control.append(body)
-
-    async def enforced(self, offset: int, /) -> None:
-        await self._control.enforced(offset)
 
 
 def document() -> dict[str, Any]:
@@ -196,7 +165,7 @@ def ask_all(asked: list[Asked]) -> list[httpx.Response]:
         await two.connected()
         two.clusters["A"].add_topic("orders-eu")
         services = make_services(MemoryLog())
-        services.control = Log(two.controls["A"])
+        services.control = ModelLog(two.controls["A"])
         services.links, services.export = two.a.links, lambda: None
         context: Any = two.a.context
         services.plugins = NamespaceHost(context, {"capture": capture.isthmus_namespace_plugin()}, lambda: None)
