@@ -27,7 +27,7 @@ from isthmus_bench.children import cpu_seconds
 from isthmus_protocol import api_versions, peeks
 from isthmus_protocol.messages import ResponsePayload, build_request, decode_response, encode_request
 from isthmus_protocol.record_codec import Record, encode_batch
-from isthmus_protocol.records import BatchHeader
+from isthmus_protocol.records import PLAIN_HEADER
 from isthmus_protocol.schema import ApiKey
 
 CLIENT_ID: Final = "bench"
@@ -121,8 +121,7 @@ def topic_id(client: RawClient, versions: Mapping[int, int], topic: str) -> UUID
 def batch(records: int, record_bytes: int, now_ms: int | None = None) -> bytes:
     """A batch of records with values of that many bytes, of that time."""
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
-    plain = BatchHeader(0, 0, -1, 2, 0, 0, 0, 0, 0, -1, -1, -1, 0)
-    return encode_batch([Record(offset, now_ms, None, b"v" * record_bytes) for offset in range(records)], plain)
+    return encode_batch([Record(offset, now_ms, None, b"v" * record_bytes) for offset in range(records)], PLAIN_HEADER)
 
 
 def produce_values(topic: str, identity: UUID, records: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from isthmus_protocol.record_codec import nullable
 from isthmus_protocol.record_compression import DECOMPRESSED_MAX, compress
-from isthmus_protocol.records import MAGIC, NO_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader, Compression, seal
+from isthmus_protocol.records import NO_SEQUENCE, PLAIN_HEADER, TRANSACTIONAL_BIT, Compression, seal
 from isthmus_protocol.varints import varint
 
 # Records of one filler batch: with a short key its 0.8 MB stay under a broker's default message.max.bytes.
@@ -38,12 +38,7 @@ def filler_batch(
         raise ValueError(f"{count} tombstones of a key of {len(key)} bytes are too large for a batch")
     if not 1 <= count <= FILLER_RECORDS_MAX:
         raise ValueError(f"a filler holds 1 to {FILLER_RECORDS_MAX} records, not {count}")
-    header = BatchHeader(
-        base_offset=0,
-        length=0,
-        leader_epoch=-1,
-        magic=MAGIC,
-        crc=0,
+    header = PLAIN_HEADER._replace(
         attributes=Compression.ZSTD | (TRANSACTIONAL_BIT if transactional else 0),
         last_offset_delta=count - 1,
         base_timestamp=timestamp,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -169,6 +169,10 @@ class BatchHeader(NamedTuple):
     def pack(self) -> bytes:
         """The header's 61 bytes."""
         return _HEADER.pack(*self)
+
+
+PLAIN_HEADER: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, NO_SEQUENCE, 0)
+"""Of a batch that is made: of no producer, uncompressed, at base offset 0. What its records say is computed."""
 
 
 def read_header(buffer: Frame, start: int = 0) -> BatchHeader:

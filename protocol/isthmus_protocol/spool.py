@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import MAGIC, NO_SEQUENCE, BatchHeader, Frame, MalformedBatch
+from isthmus_protocol.records import PLAIN_HEADER, Frame, MalformedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,7 @@ class Manifest:
 
 def spool_batch(value: bytes) -> bytes:
     """A batch at base offset 0 with one record of this value."""
-    header = BatchHeader(
-        base_offset=0,
-        length=0,
-        leader_epoch=-1,
-        magic=MAGIC,
-        crc=0,
-        attributes=0,
-        last_offset_delta=0,
-        base_timestamp=0,
-        max_timestamp=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=NO_SEQUENCE,
-        record_count=1,
-    )
-    return encode_batch([Record(0, 0, None, value)], header)
+    return encode_batch([Record(0, 0, None, value)], PLAIN_HEADER)
 
 
 def spooled(batch: Frame) -> Iterator[memoryview]:

@@ -14,14 +14,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from isthmus.control_topic import PLAIN_BATCH, REPLICATION_FACTOR
+from isthmus.control_topic import REPLICATION_FACTOR
 from isthmus.errors import PeerFault
 from isthmus.kafka.client import EARLIEST, LATEST, ClusterClient, NewTopic, TopicPartition
 from isthmus_control.model import AUDIT_TOPIC as TOPIC
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR, TOPIC_ALREADY_EXISTS
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import BatchError, verify_crc, walk
+from isthmus_protocol.records import PLAIN_HEADER, BatchError, verify_crc, walk
 
 log = logging.getLogger("isthmus.audit")
 
@@ -144,7 +144,7 @@ class AuditTopic:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S + 1):
                 await self._find(make=True)
-                batch = encode_batch(records, PLAIN_BATCH)
+                batch = encode_batch(records, PLAIN_HEADER)
                 produced = await self._client.produce_raw({PLACE: batch}, timeout_s=REQUEST_TIMEOUT_S, lane=LANE)
                 error: Exception | None = produced[PLACE].error
         except PeerFault as fault:

@@ -47,7 +47,7 @@ from isthmus_protocol.error_codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import MAGIC, BatchError, BatchHeader, Compression, verify_crc, walk
+from isthmus_protocol.records import PLAIN_HEADER, BatchError, Compression, verify_crc, walk
 
 log = logging.getLogger("isthmus.control_log")
 
@@ -71,9 +71,6 @@ READ_TIMEOUT_S: Final = 60.0
 TAIL_LANE: Final = "control-tail"
 APPEND_LANE: Final = "control-append"
 CREATE_TIMEOUT_S: Final = 60.0
-
-PLAIN_BATCH: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
-"""A batch of no producer, uncompressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +366,7 @@ class ControlTopic:
     async def produce(self, values: Sequence[bytes | None], *, compress: bool = False) -> PeerFault | None:
         """Append records, once. None: they are there. An error may leave open whether they are."""
         records = [Record(offset, 0, None, value) for offset, value in enumerate(values)]
-        batch = encode_batch(records, PLAIN_BATCH, compression=Compression.GZIP if compress else None)
+        batch = encode_batch(records, PLAIN_HEADER, compression=Compression.GZIP if compress else None)
         produce = self._client.produce_raw({PARTITION: batch}, timeout_s=PRODUCE_TIMEOUT_S, lane=APPEND_LANE)
         try:
             return (await self._bounded(produce, APPEND_LANE, PRODUCE_TIMEOUT_S + 1))[PARTITION].error

@@ -41,8 +41,7 @@ from isthmus_protocol.error_codes import (
 )
 from isthmus_protocol.record_codec import Record, decode_in_steps, encode_batch
 from isthmus_protocol.records import (
-    MAGIC,
-    BatchHeader,
+    PLAIN_HEADER,
     Compression,
     add_sequence,
     walk,
@@ -300,20 +299,8 @@ def _decoded(batch: memoryview) -> Iterator[Record]:
 
 def _batch(chunk: list[tuple[Record, Compression]], note: Note) -> bytes:
     """One batch at base offset 0, with the sequences of its records."""
-    like = BatchHeader(
-        base_offset=0,
-        length=0,
-        leader_epoch=-1,
-        magic=MAGIC,
-        crc=0,
-        attributes=0,
-        last_offset_delta=0,
-        base_timestamp=0,
-        max_timestamp=0,
-        producer_id=note.producer_id,
-        producer_epoch=note.producer_epoch,
-        base_sequence=add_sequence(0, note.acked),
-        record_count=0,
+    like = PLAIN_HEADER._replace(
+        producer_id=note.producer_id, producer_epoch=note.producer_epoch, base_sequence=add_sequence(0, note.acked)
     )
     records = [record._replace(offset=number) for number, (record, _) in enumerate(chunk)]
     return encode_batch(records, like, compression=chunk[0][1])

@@ -29,6 +29,7 @@ from isthmus_control.outcome import Accepted, Change, LeaseChanged, NamespaceCha
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import PLAIN_HEADER
 
 pytestmark = pytest.mark.brokers
 
@@ -392,7 +393,7 @@ def test_an_unfit_topic_is_refused_by_name(
 
 
 async def write_raw(client: ClusterClient, value: bytes) -> None:
-    batch = encode_batch([Record(0, 0, None, value)], control_topic.PLAIN_BATCH)
+    batch = encode_batch([Record(0, 0, None, value)], PLAIN_HEADER)
     produced = await client.produce_raw({TopicPartition(TOPIC, 0): batch})
     assert produced[TopicPartition(TOPIC, 0)].error is None
 

@@ -19,7 +19,7 @@ from support.control_topics import delete_topic, forget
 from support.power_loss import lose_end
 
 from isthmus.control_log import ControlLog, ControlLogHalted, ControlLogLost, LeaseSpec
-from isthmus.control_topic import PLAIN_BATCH, TOPIC
+from isthmus.control_topic import TOPIC
 from isthmus.kafka.client import ClusterClient, TopicPartition
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
@@ -39,6 +39,7 @@ from isthmus_control.sealing import Secret
 from isthmus_control.signing import Signer
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import PLAIN_HEADER
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
@@ -161,7 +162,7 @@ def write(cluster: KafkaCluster, *values: bytes) -> None:
     async def run() -> None:
         async with ClusterClient([cluster.bootstrap_servers]) as client:
             place = TopicPartition(TOPIC, 0)
-            batch = encode_batch([Record(at, 0, None, value) for at, value in enumerate(values)], PLAIN_BATCH)
+            batch = encode_batch([Record(at, 0, None, value) for at, value in enumerate(values)], PLAIN_HEADER)
             assert (await client.produce_raw({place: batch}))[place].error is None
 
     asyncio.run(run())

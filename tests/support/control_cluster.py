@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from isthmus.anchor_places import PlaceUnavailable
-from isthmus.control_topic import PLAIN_BATCH, TOPIC
+from isthmus.control_topic import TOPIC
 from isthmus.errors import ConnectionLost, KafkaError
 from isthmus.kafka.client import (
     EARLIEST,
@@ -29,6 +29,7 @@ from isthmus.kafka.client import (
 from isthmus_control.anchors import Anchor
 from isthmus_protocol.error_codes import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.records import PLAIN_HEADER
 
 T = TypeVar("T")
 
@@ -178,7 +179,7 @@ class Client:
         records = b""
         if cluster.epoch == epoch:
             for at, (value, written) in enumerate(cluster.log[offset : offset + FETCH_RECORDS_MAX], offset):
-                records += encode_batch([Record(at, 0, None, value)], PLAIN_BATCH._replace(leader_epoch=written))
+                records += encode_batch([Record(at, 0, None, value)], PLAIN_HEADER._replace(leader_epoch=written))
         return Fetched(records, len(cluster.log), len(cluster.log), cluster.start, (), None)
 
     async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:

@@ -11,10 +11,12 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
     INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
+    FollowerTopic,
     Link,
     Namespace,
     NamespaceKey,
     ResourceType,
+    TopicState,
 )
 from isthmus_control.outcome import Change, Refuse, Rejection, require
 
@@ -38,6 +40,17 @@ ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]/@]+):([0-9]{1,5})\Z")
 Result = tuple[ControlState, tuple[Change, ...]]
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+def following(state: ControlState, link: Link, topic: str, topic_id: str) -> FollowerTopic:
+    """A topic that follows a link under its id. Raises Refuse where it does not."""
+    found = state.follower_topics.get(topic)
+    if found is None or found.link != link.name or found.state is not TopicState.FOLLOWING:
+        raise Refuse(Rejection.CONFLICT, f"topic {topic!r} does not follow link {link.name!r}")
+    require(
+        found.topic_id == topic_id, Rejection.CONFLICT, f"topic {topic!r} has the id {found.topic_id}, not {topic_id}"
+    )
+    return found
 
 
 def put(table: Mapping[K, V], key: K, value: V) -> dict[K, V]:

@@ -27,7 +27,7 @@ from isthmus_control.origins import (
     without_epochs_below,
 )
 from isthmus_control.outcome import Change, ProvenanceChanged, Refuse, Rejection, require
-from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, link_named
+from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, following, link_named
 from isthmus_control.truncations import Truncation
 
 EPOCHS_MAX: Final = 1_000
@@ -171,14 +171,7 @@ def _record_origins(state: ControlState, offset: int, command: c.Command, body: 
     link = link_named(state, body.link)
     edits = _Edits(state, offset, _count(body.topics))
     for topic in body.topics:
-        record = state.follower_topics.get(topic.topic)
-        if record is None or record.link != link.name or record.state is not TopicState.FOLLOWING:
-            raise Refuse(Rejection.CONFLICT, f"topic {topic.topic!r} does not follow link {link.name!r}")
-        require(
-            record.topic_id == topic.topic_id,
-            Rejection.CONFLICT,
-            f"topic {topic.topic!r} has the id {record.topic_id}, not {topic.topic_id}",
-        )
+        following(state, link, topic.topic, topic.topic_id)
         for entry in topic.partitions:
             place = f"{topic.topic}-{entry.partition}"
             _check_told(entry, place)

@@ -13,10 +13,10 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
-from isthmus_control.model import ProvenanceRange, SourceEpoch, TopicHistory, TopicState
+from isthmus_control.model import ProvenanceRange, SourceEpoch, TopicHistory
 from isthmus_control.origins import TopicOrigins
 from isthmus_control.outcome import ProducerIdsRegistered, ProvenanceChanged, Refuse, Rejection, require
-from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, link_named, put
+from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, following, link_named, put
 from isthmus_control.rules.origins import origins_closed, origins_cut
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
@@ -68,14 +68,7 @@ def _open_provenance(state: ControlState, offset: int, command: c.Command, body:
     link = link_named(state, body.link)
     histories = _Histories(state, len(body.partitions))
     for entry in body.partitions:
-        topic = state.follower_topics.get(entry.topic)
-        if topic is None or topic.link != link.name or topic.state is not TopicState.FOLLOWING:
-            raise Refuse(Rejection.CONFLICT, f"topic {entry.topic!r} does not follow link {link.name!r}")
-        require(
-            topic.topic_id == entry.topic_id,
-            Rejection.CONFLICT,
-            f"topic {entry.topic!r} has the id {topic.topic_id}, not {entry.topic_id}",
-        )
+        topic = following(state, link, entry.topic, entry.topic_id)
         require(entry.offset >= 0, Rejection.INVALID, f"{_at(entry)}: the offset is negative")
         ranges = histories.ranges(entry.topic, entry.topic_id, entry.partition, new=True)
         last = ranges[-1] if ranges else None

@@ -12,13 +12,13 @@ import pytest
 
 from isthmus import audit_topic
 from isthmus.audit_topic import PLACE, WAITING_MAX, AuditTopic
-from isthmus.control_topic import PLAIN_BATCH
 from isthmus.errors import ConnectionLost, KafkaError, PeerFault
 from isthmus.kafka.client import EARLIEST, CreatedTopic, Fetched, ListedOffset, NewTopic, Produced, TopicInfo
 from isthmus_control.model import AUDIT_TOPIC
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR, TOPIC_AUTHORIZATION_FAILED
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.records import PLAIN_HEADER
 
 TOPIC_ID = uuid.UUID(int=7)
 
@@ -71,7 +71,7 @@ class Cluster:
         await self._answer()
         start = offset - offset % 3  # batches begin before what is asked for
         records = [Record(at, 0, None, value) for at, value in enumerate(self.log[start : start + 3], start)]
-        return Fetched(encode_batch(records, PLAIN_BATCH), len(self.log), len(self.log), 0, (), None)
+        return Fetched(encode_batch(records, PLAIN_HEADER), len(self.log), len(self.log), 0, (), None)
 
 
 def line(number: int, outcome: str = "done") -> dict[str, Any]:

@@ -42,7 +42,7 @@ from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR, TOPIC_ALREADY_EXISTS
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import MAGIC, BatchHeader, whole_header
+from isthmus_protocol.records import PLAIN_HEADER, whole_header
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -66,8 +66,6 @@ RETRY_S: Final = 0.2
 NO_EPOCH: Final = -1
 """In the place of the leader epoch of a decision that a peer of before has sent."""
 CREATE_TIMEOUT_S: Final = 30.0
-
-_PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
 
 
 class Entry(NamedTuple):
@@ -554,7 +552,7 @@ def _batch(entries: Sequence[Entry]) -> bytes:
         Record(offset, 0, _json(entry.key), None if entry.value is None else _json(entry.value))
         for offset, entry in enumerate(entries)
     ]
-    return encode_batch(records, _PLAIN)
+    return encode_batch(records, PLAIN_HEADER)
 
 
 def _json(content: object) -> bytes:
