@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import threading
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -35,7 +36,7 @@ from isthmus_bench.kafka import KafkaCluster, Security
 from isthmus_bench.proxies import ProxyProcess
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import Credential, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.features import FEATURES
 from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, PURPOSE_LINK
 from isthmus_plugins.tasks import Supervision
@@ -219,6 +220,7 @@ def test_the_link_listener(kafka: KafkaCluster, shared_kafka: Clusters) -> None:
     a, b = (whole(each, proxy={"lease_s": 10.0}) for each in (kafka, target))
     host, _, port = b.link_address.partition(":")
     with (
+        ExitStack() as stack,
         Relay((host, int(port)), recording=True) as relay,
         linked(kafka, target, a_proxies=[a], b_proxies=[b], remote=relay.address) as pair,
     ):
@@ -235,9 +237,12 @@ def test_the_link_listener(kafka: KafkaCluster, shared_kafka: Clusters) -> None:
         neighbour = Neighbour(host, int(port), copy)
         asyncio.run(neighbour.make_link())
         mutations = Mutations(SEED, recorded)
+        dialled = stack.enter_context(Dialled(Mutations(SEED, recorded)))
+        pair.a.proxy.cli("link", "create", unique("dialled-"), "--remote", dialled.address)
         watches = [Watch(side.proxy) for side in (pair.a, pair.b)]
 
         async def odd() -> None:
+            dialled.is_odd = True
             lot = mutations.random.random()
             if lot < 0.5:
                 await say(host, int(port), mutations.odd())
@@ -245,6 +250,7 @@ def test_the_link_listener(kafka: KafkaCluster, shared_kafka: Clusters) -> None:
                 await neighbour.speak(lot < 0.8, neighbour.odd(mutations))
 
         async def real() -> None:
+            dialled.is_odd = False
             await neighbour.speak(True, neighbour.real(mutations))
 
         with Wire(advertised(pair.a.bootstrap).popitem()[1]) as wire, Fuzzer(real) as fuzzer:
@@ -254,6 +260,7 @@ def test_the_link_listener(kafka: KafkaCluster, shared_kafka: Clusters) -> None:
         for side in (pair.a, pair.b):
             no_task_fails(side.proxy)
         assert neighbour.welcomed > 10
+        assert dialled.came > 3
         assert pair.a.link(pair.name)["state"] == "In-Sync"
         assert pair.verify()["equal"]
 
@@ -298,10 +305,11 @@ class Neighbour:
             "type": "topic",
             "until": 10,
         }
-        self._calls = [
-            link.encode_json(MessageType.CALL, {"id": number, "method": method, "params": asked})
+        self._asked: list[dict[str, Any]] = [
+            {"id": number, "method": method, "params": asked}
             for number, method in enumerate(sorted(methods - self.LEFT_OUT), 1)
         ]
+        self._calls = [link.encode_json(MessageType.CALL, each) for each in self._asked]
         batch = batch_of([b"x" * 100])
         self._others = [
             link.encode(MessageType.HEARTBEAT, b""),
@@ -326,7 +334,10 @@ class Neighbour:
         return [self._others[0], *mutations.random.sample(self._calls, 3)]
 
     def odd(self, mutations: Mutations) -> list[bytes]:
-        """Others."""
+        """Others: with something done to their bytes, or frames that are sound but for what they say."""
+        if mutations.random.random() < 0.5:
+            said = mutations.random.sample(self._asked, 3)
+            return [link.encode(MessageType.CALL, mutations.inside(each)) for each in said]
         some = mutations.random.sample(self._calls, 3)
         return mutations.frames([*some, mutations.random.choice(self._others)])
 
@@ -361,6 +372,90 @@ class Neighbour:
                 "features": list(FEATURES),
             },
         )
+
+
+class Dialled:
+    """A cluster that is not there, to which the one that is fuzzed has made a link: its proxy is dialled, and answers
+    calls, with what no proxy says while ``is_odd``."""
+
+    SAYS: Final = (
+        {"proxies": [{"proxy": "p", "link_address": "127.0.0.1:1", "brokers": "all"}]},
+        {"topics": [], "groups": [], "left_out": []},
+        {"granted": [], "states": {}, "groups_of": []},
+    )
+
+    def __init__(self, mutations: Mutations) -> None:
+        self.is_odd = False
+        self.came = 0
+        """How often it was dialled."""
+        self.address = ""
+        self._mutations = mutations
+        self._secret = b""
+        self._listens = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="dialled", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._listens.wait(30)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(30)
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._made: list[LinkConnection] = []
+        server = await self._loop.create_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._listens.set()
+        await self._over.wait()
+        server.close()
+        for connection in self._made:
+            await connection.stopped()
+
+    def _accept(self) -> LinkConnection:
+        self._made = [each for each in self._made if not each.lost]
+        connection = LinkConnection(
+            clock=time,
+            supervision=Supervision(),
+            accept=lambda hello, _: Credential(self._secret if hello["purpose"] == PURPOSE_LINK else b""),
+            identity={
+                "cluster_id": "of-who-is-dialled",
+                "proxy": "dialled",
+                "incarnation": str(uuid.uuid4()),
+                "brokers": "all",
+                "features": list(FEATURES),
+            },
+            on_ready=self._ready,
+        )
+        self._made.append(connection)
+        return connection
+
+    def _ready(self, connection: LinkConnection) -> None:
+        if connection.purpose == PURPOSE_CREATE:
+            connection.handlers = {calls.CreateLink.METHOD: calls.CreateLink.by(self._create)}
+            return
+        self.came += 1
+        connection._called = partial(self._answer, connection)  # type: ignore[method-assign]
+        self._loop.call_later(0.5, self._say, connection)
+
+    async def _create(self, connection: LinkConnection, question: calls.CreateLink) -> calls.CreateLinkAnswer:
+        self._secret = connection.agreed_secret(question.link_id)
+        return calls.CreateLinkAnswer((self.address,), producer_id_ranges={})
+
+    def _answer(self, connection: LinkConnection, call: dict[str, Any]) -> None:
+        if self.is_odd:
+            said = {"id": call["id"], "result": self._mutations.random.choice(self.SAYS)}
+            connection.send(link.encode(MessageType.RESULT, self._mutations.inside(said)))
+        else:
+            error = {"code": "UNKNOWN_METHOD", "message": call["method"]}
+            connection.send(link.encode_json(MessageType.RESULT, {"id": call["id"], "error": error}))
+
+    def _say(self, connection: LinkConnection) -> None:
+        if self.is_odd and not connection.lost:
+            kind = self._mutations.random.choice((MessageType.CALL, MessageType.RESULT, MessageType.STOPPED))
+            connection.send(link.encode(kind, self._mutations.inside({"id": 1, "method": "topology", "params": {}})))
 
 
 def _is_question(found: type) -> bool:

@@ -5,10 +5,11 @@ Frames are whole messages, of Kafka or of a link (four bytes that say how many f
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 SIZE: Final = struct.Struct(">I")
 BYTE_BY_BYTE_MAX: Final = 200
@@ -41,6 +42,13 @@ FOREIGN: Final = (
     b"\r\n" * 40,
 )
 """What speaks another protocol, or none: to each listener, the others' are among it."""
+
+_DEEP: Final = "(deep)"
+ODD_VALUES: Final = (
+    *(None, True, -1, 2**31, 2**63, 10**400, 1.5, float("inf"), "", "x" * 50_000, "\ud800", "\x00", _DEEP),
+    *([], {}, [[]], {"a": 1}, [None] * 5_000, {str(each): each for each in range(2_000)}),
+)
+"""Of another type, out of range, or too many."""
 
 Refit = Callable[[bytes], bytes]
 """Has a frame say its own size again."""
@@ -151,6 +159,26 @@ class Mutations:
         """A frame with something done to it; mostly one that says its own size."""
         changed = self.random.choice((self._flipped, self._spans, self._cut, self._numbers, self._numbers))(frame)
         return self._refit(changed) if self.random.random() < 0.7 else changed
+
+    def inside(self, told: Any) -> bytes:
+        """Valid JSON like this, with something in it that nobody says, or without something."""
+        for _ in range(self.random.choice((1, 1, 2, 4))):
+            told = self._odd(told)
+        depth = self.random.choice((100, 700, 12_000))
+        deep = self.random.choice((b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth))
+        said = json.dumps(told).encode()
+        return said.replace(json.dumps(_DEEP).encode(), deep).replace(b"Infinity", b"1e999")
+
+    def _odd(self, value: Any) -> Any:
+        if isinstance(value, dict) and value and self.random.random() < 0.9:
+            name = self.random.choice(list(value))
+            if self.random.random() < 0.2:
+                return {each: value[each] for each in value if each != name}
+            return {**value, name: self._odd(value[name])}
+        if isinstance(value, list) and value and self.random.random() < 0.7:
+            at = self.random.randrange(len(value))
+            return [*value[:at], self._odd(value[at]), *value[at + 1 :]]
+        return self.random.choice(ODD_VALUES)
 
     def _flipped(self, frame: bytes) -> bytes:
         changed = bytearray(frame)
