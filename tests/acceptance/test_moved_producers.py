@@ -8,6 +8,8 @@ those that it sends next, and those of producers that begin where the others cam
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ from typing import Any, Self
 import pytest
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from support import kafka_python_writes
 from support.java_steps import ProducerStream, TransactionSteps, java_compiles
 from support.kafka import unique
 from support.links import Linked, Side, linked, until
@@ -209,6 +212,37 @@ class Aiokafka:
         self._thread.join(60)
 
 
+class KafkaPython:
+    """The same of kafka-python, in a process of its own."""
+
+    def __init__(self, topic: str, bootstrap: str) -> None:
+        command = [sys.executable, "-P", kafka_python_writes.__file__, bootstrap, topic]  # support.kafka is not kafka
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._thread = threading.Thread(target=self._read)
+        self.acked: dict[bytes, int] = {}
+        self.failed: list[str] = []
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            became, value, what = line.rstrip().split(" ", 2)
+            if became == "acked":
+                self.acked[value.encode()] = int(what)
+            else:
+                self.failed.append(f"{value} {what}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._thread.join(60)
+        with self._process:
+            pass
+
+
 def stand_in(stack: ExitStack, link: Linked) -> None:
     """A's names lead to B from now on: what a client knows of A's proxy is answered by B's."""
     (host, at), (_, instead) = (_address(side.bootstrap) for side in (link.a, link.b))
@@ -264,7 +298,7 @@ def test_a_transactional_id_that_is_in_use_at_both_clusters() -> None:
 
 
 @ONE_IN_CI
-@pytest.mark.parametrize("kind", ["java", "librdkafka", "aiokafka"])
+@pytest.mark.parametrize("kind", ["java", "librdkafka", "aiokafka", "kafka-python"])
 def test_a_client_goes_on_where_its_name_leads(kind: str) -> None:
     topic = PREFIX + kind
     with synchronous(topic) as link, ExitStack() as stack:
@@ -275,6 +309,7 @@ def test_a_client_goes_on_where_its_name_leads(kind: str) -> None:
             "java": lambda: ProducerStream(version, topic, bootstrap_servers=link.a.bootstrap),
             "librdkafka": lambda: Librdkafka(topic, link.a.bootstrap),
             "aiokafka": lambda: Aiokafka(topic, link.a.bootstrap),
+            "kafka-python": lambda: KafkaPython(topic, link.a.bootstrap),
         }
         with clients[kind]() as client:
             until("it writes", lambda: len(client.acked) > 100)

@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from kafka import KafkaConsumer, KafkaProducer
-from kafka.errors import InvalidRequestError, TopicAuthorizationFailedError
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import NewTopic as AiokafkaTopic
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.admin import NewTopic
+from kafka.errors import InvalidRequestError, TopicAlreadyExistsError, TopicAuthorizationFailedError
 from support import groups
 from support.kafka import unique
 from support.links import Linked, linked, truncated, until
@@ -67,6 +71,27 @@ def test_kafka_python_is_refused_writes_and_goes_on_reading_without_commits(link
         consumer.commit()
     consumer.close()
     assert not [place for place in groups.offsets(link.b, group) if place[0] == target]
+
+
+def test_both_are_told_of_a_topic_that_there_is_when_they_make_it(link: Linked) -> None:
+    source, target = link.names("there")
+    link.a.create_topic(source)
+    link.wait_end(target, 0)
+    admin = KafkaAdminClient(bootstrap_servers=link.b.bootstrap)
+    with pytest.raises(TopicAlreadyExistsError):
+        admin.create_topics([NewTopic(target, 1, 1)])
+    admin.close()
+
+    async def make() -> Any:
+        client = AIOKafkaAdminClient(bootstrap_servers=link.b.bootstrap)
+        await client.start()
+        try:
+            return await client.create_topics([AiokafkaTopic(target, 1, 1)])
+        finally:
+            await client.close()
+
+    answer = asyncio.run(make())
+    assert [(topic, code) for topic, code, *_ in answer.topic_errors] == [(target, TopicAlreadyExistsError.errno)]
 
 
 class KafkaPython:

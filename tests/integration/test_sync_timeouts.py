@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError as LibrdkafkaError
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
 from support.kafka import unique
 from support.links import Linked, relayed, until
 
@@ -81,7 +83,7 @@ def java_transactional(scene: Scene, client: str) -> None:
 
 
 def librdkafka(scene: Scene, client: str, **settings: Any) -> None:
-    errors: list[KafkaError | None] = []
+    errors: list[LibrdkafkaError | None] = []
     producer = scene.link.a.producer(
         acks="all", linger_ms=0, message_timeout_ms=DELIVERY_MS, request_timeout_ms=REQUEST_MS, **settings
     )
@@ -123,6 +125,31 @@ def aiokafka(scene: Scene, client: str, **settings: Any) -> None:
     asyncio.run(run())
 
 
+def kafka_python(scene: Scene, client: str, **settings: Any) -> None:
+    producer = KafkaProducer(
+        bootstrap_servers=scene.link.a.bootstrap,
+        acks="all",
+        request_timeout_ms=REQUEST_MS,
+        delivery_timeout_ms=DELIVERY_MS,
+        **settings,
+    )
+    try:
+        if "transactional_id" in settings:
+            producer.init_transactions()
+            producer.begin_transaction()
+        try:
+            producer.send(scene.topic(client), b"x", partition=0).get(60)
+        except KafkaError as error:
+            scene.told[client] = type(error).__name__
+        else:
+            scene.told[client] = "acked"
+        if "transactional_id" in settings:
+            scene.mended.wait()
+            producer.abort_transaction()
+    finally:
+        producer.close(30)
+
+
 class Client:
     """``copies``: how often the record may be stored; ``committed``: how often it is read as committed."""
 
@@ -141,6 +168,10 @@ def _aiokafka(**settings: Any) -> Callable[[Scene, str], None]:
     return lambda scene, client: aiokafka(scene, client, request_timeout_ms=REQUEST_MS, **settings)
 
 
+def _kafka_python(**settings: Any) -> Callable[[Scene, str], None]:
+    return lambda scene, client: kafka_python(scene, client, **settings)
+
+
 TIMEOUT_EXCEPTION: Final = "org.apache.kafka.common.errors.TimeoutException"
 CLIENTS: Final = {
     "java": Client(java, f"producer_send_error class {TIMEOUT_EXCEPTION}"),
@@ -155,6 +186,11 @@ CLIENTS: Final = {
     "librdkafka-transactional": Client(_librdkafka(transactional_id=unique("txn-")), "_MSG_TIMED_OUT", aborted=True),
     "aiokafka": Client(_aiokafka(enable_idempotence=True), "TimeoutError"),
     "aiokafka-plain": Client(_aiokafka(), "RequestTimedOutError"),
+    "kafka-python": Client(_kafka_python(), "KafkaTimeoutError"),
+    "kafka-python-plain": Client(_kafka_python(enable_idempotence=False), "KafkaTimeoutError", once=False),
+    "kafka-python-transactional": Client(
+        _kafka_python(transactional_id=unique("txn-")), "KafkaTimeoutError", aborted=True
+    ),
     "aiokafka-transactional": Client(_aiokafka(transactional_id=unique("txn-")), "TimeoutError"),
 }
 
