@@ -242,13 +242,17 @@ class Attaching:
         await check_access(self._context, body.role)
 
     async def _attach_both(self, link: Link, here: AttachNamespace, there: calls.Attach) -> None:
-        """Attach at the follower's end, then at the leader's; if that fails, at neither."""
+        """Attach at the follower's end, then at the leader's; if that fails, at neither.
+
+        What is recovered stays at the follower's end: taken back it would not be known to be recovered any more.
+        """
         if here.role is Role.LEADER:
             await self._commands.call(link.name, there)
             try:
                 await self._attach_here(here)
             except OperationError:
-                await self._commands.call(link.name, calls.Detach(here.type, here.remote_prefix))
+                if not there.recovers:
+                    await self._commands.call(link.name, calls.Detach(here.type, here.remote_prefix))
                 raise
             return
         await self._attach_here(here)
@@ -256,7 +260,7 @@ class Attaching:
             await self._commands.call(link.name, there)
         except OperationError:
             mapping = self._commands.link(link.name).mapping(here.type, here.local_prefix)
-            if mapping is not None:
+            if mapping is not None and not here.recovers:
                 await self.detach_here(link, mapping)
             raise
 
