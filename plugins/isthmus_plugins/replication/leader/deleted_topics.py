@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
+from isthmus_control.commands import is_uuid
 from isthmus_control.directions import pushed
 from isthmus_control.model import ResourceType
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import INVALID_REQUEST, LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 
 FORGOTTEN_S: Final = 30.0
@@ -51,6 +52,8 @@ class DeletedTopics(Part):
 
         Raises LinkRejected.
         """
+        if (odd := next((each for each in question.topic_ids if not is_uuid(each)), None)) is not None:
+            raise LinkRejected(INVALID_REQUEST, f"{odd!r} is no topic id")
         deleted = await self.certain(question.topic_ids)
         # As they are now: who deletes a topic that it detached before has a proxy with a lease know of that.
         self._check_led(connection.link_name, question.prefix)

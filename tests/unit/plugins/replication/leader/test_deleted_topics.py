@@ -47,6 +47,14 @@ class Source:
         return answer.topic_ids
 
 
+def test_what_is_no_topic_id_is_refused() -> None:
+    async def work() -> None:
+        with pytest.raises(LinkRejected, match="'not-one' is no topic id"):
+            await Source().says(GONE, "not-one")
+
+    run_simulated(work())
+
+
 def test_what_is_gone_for_a_lease_was_deleted() -> None:
     async def work() -> None:
         source = Source()
