@@ -2,7 +2,8 @@
 
 Each side's list says of every offset the cluster, topic and leader epoch that wrote it, as the log of the source has
 it, and the walk along both lists ends where the logs do. In the end the follower is promoted, or fails over, whoever
-dies meanwhile, and the former source follows it, with a topic made anew.
+dies meanwhile, and the former source follows it: from its end, or, where it has records of its own, with a topic made
+anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import uuid
 
 import pytest
 from support.fake_cluster import Topic, run_simulated, simulated_now
-from support.replicas import LINK, Replicas
+from support.replicas import LINK, Replicas, records_of
 from support.seeds import seeds
 
 from isthmus_control.commands import AttachNamespace, DetachNamespace, RaiseLevel
@@ -182,9 +183,13 @@ class Scene:
             assert (found.offset, found.unknown) == (end, None)
 
     async def turn_around(self) -> None:
-        """The former source follows, with a topic made anew: it says of its log what its source does."""
+        """The former source follows, and says of its log what its source does.
+
+        What it may lose it keeps where that is its source's, and nothing is copied again.
+        """
         replicas, topic = self.replicas, ResourceType.TOPIC
         a, b = replicas.controls["A"], replicas.controls["B"]
+        ends = [partition.end for partition in self.source.partitions]
         lost = str(uuid.UUID(bytes=self.source.topic_id))
         a.apply(DetachNamespace(LINK, topic, "local-"))
         for control, *pair, role in ((a, "local-", "remote-", Role.FOLLOWER), (b, "remote-", "local-", Role.LEADER)):
@@ -194,13 +199,30 @@ class Scene:
         await replicas.connect()
 
         def copied() -> bool:
-            found = replicas.a.found.get("local-t")
-            ends = [each.end for each in self.target.partitions]
-            return found not in (None, self.source) and [each.end for each in found.partitions] == ends
+            found, history = replicas.a.found.get("local-t"), a.state.histories.get("local-t")
+            if found is None or history is None or history.topic_id != str(uuid.UUID(bytes=found.topic_id)):
+                return False
+            follows = all(history.open_range(index) is not None for index in range(PARTITIONS))
+            return follows and all(
+                (mine.start, mine.end) == (theirs.start, theirs.end)
+                for mine, theirs in zip(found.partitions, self.target.partitions, strict=True)
+            )
 
         await replicas.until("copied back", copied)
+        found = replicas.a.found["local-t"]
+        assert (found is self.source) == (ends == self.ends)
         for index, cut in enumerate(self.ends):
-            for known in (self.known("A", index), self.known("B", index)):
+            mine, theirs = found.partitions[index], self.target.partitions[index]
+            assert records_of(mine, 0, mine.end) == records_of(theirs, 0, theirs.end)
+            both = self.known("A", index), self.known("B", index)
+            logs = [PartitionLog(name, known, 0, mine.end) for name, known in zip("AB", both, strict=True)]
+            same = shared_prefix(*logs)
+            assert (same.offset, same.unknown) == (mine.end, None)
+            written = at(both[0].ranges, cut - 1)
+            # An empty term has come again from the new source, which says how it ended there.
+            if found is self.source and written is not None and written.origin.term:
+                assert (written.via, written.end_offset, written.ended) == ("", cut, Ended.FOLLOWS)
+            for known in both:
                 self.check_origins(known, "A", self.source, index, 0, cut)
                 self.check_origins(known, "B", self.target, index, cut, self.target.partitions[index].end)
 
