@@ -199,8 +199,11 @@ class Scene:
         await replicas.connect()
 
         def copied() -> bool:
-            found = replicas.a.found.get("local-t")
-            return found is not None and all(
+            found, history = replicas.a.found.get("local-t"), a.state.histories.get("local-t")
+            if found is None or history is None or history.topic_id != str(uuid.UUID(bytes=found.topic_id)):
+                return False
+            follows = all(history.open_range(index) is not None for index in range(PARTITIONS))
+            return follows and all(
                 (mine.start, mine.end) == (theirs.start, theirs.end)
                 for mine, theirs in zip(found.partitions, self.target.partitions, strict=True)
             )
@@ -215,6 +218,10 @@ class Scene:
             logs = [PartitionLog(name, known, 0, mine.end) for name, known in zip("AB", both, strict=True)]
             same = shared_prefix(*logs)
             assert (same.offset, same.unknown) == (mine.end, None)
+            written = at(both[0].ranges, cut - 1)
+            # An empty term has come again from the new source, which says how it ended there.
+            if found is self.source and written is not None and written.origin.term:
+                assert (written.via, written.end_offset, written.ended) == ("", cut, Ended.FOLLOWS)
             for known in both:
                 self.check_origins(known, "A", self.source, index, 0, cut)
                 self.check_origins(known, "B", self.target, index, cut, self.target.partitions[index].end)
