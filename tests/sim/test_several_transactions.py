@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from sim.test_sync_transactions import PARTITIONS, REMOTE, STATE_PARTITIONS, TOPIC, App, Done, outcome_of
@@ -30,11 +30,29 @@ INDEXES = {"B": INDEX["B"], "C": INDEX_OF_C}
 ANY_1 = Confirm(1, tuple(sorted(LINKS.values())))
 
 
+class Faults(NamedTuple):
+    """What happens before the source is gone."""
+
+    kinds: tuple[str, ...]
+    least: int
+    most: int
+    mended: float
+    """How often all that was cut off is there again after one."""
+    across_kills: bool
+    """Whether what was decided before the source's proxy was killed is looked at, too, for being torn."""
+
+
+FEW = Faults(("cut", "cut", "stuck", "stuck", "kill", "kill A", "slow", "leader"), 0, 5, 0.6, False)
+MANY = Faults(("cut", "stuck", "kill A", "kill A", "leader"), 2, 8, 0.4, True)
+"""The source's proxy starts again and again, while a target lacks what was there before."""
+
+
 class Scene:
     """What ``App`` uses of its scene, and two targets."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, faults: Faults = FEW) -> None:
         self.random = random.Random(seed)
+        self.faults = faults
         self.three = Three(self.random)
         self.partitions = self.three.a.add_topic(TOPIC, PARTITIONS).partitions
         self.state = self.three.a.add_topic(TRANSACTION_TOPIC, STATE_PARTITIONS).partitions
@@ -92,7 +110,7 @@ class Scene:
         self.three.controls["A"].subscribe(changed)
 
     async def fault(self) -> None:
-        what = self.random.choice(("cut", "cut", "stuck", "stuck", "kill", "kill A", "slow", "leader"))
+        what = self.random.choice(self.faults.kinds)
         target = self.random.choice("BC")
         if what == "cut":
             self.three.cut_off(target)
@@ -131,11 +149,11 @@ class Scene:
         for number in range(3):
             app: Any = App(self, number)  # type: ignore[arg-type]
             self.tasks.start(f"app-{number}", app.run())
-        for _ in range(self.random.randint(0, 5)):
+        for _ in range(self.random.randint(self.faults.least, self.faults.most)):
             await asyncio.sleep(self.random.uniform(0, self.random.choice((0.1, 2.0, 15.0))))
             await self.fault()
             await asyncio.sleep(self.random.choice((0.0, 1.0, 15.0)))
-            if self.random.random() < 0.6:
+            if self.random.random() < self.faults.mended:
                 for target, cluster in three.targets.items():
                     cluster.down.clear()
                     three.join(target)
@@ -171,7 +189,8 @@ class Scene:
                 assert done.committed or not there[target], f"{done} was not committed, and is in {there}"
                 if not all(value in outcomes[target][index] for index in done.written):
                     continue  # what the other one confirmed is not here yet
-                if done.kills == self.kills and guarded and guarded.get(target) == self.out[target]:
+                is_looked_at = done.kills == self.kills or self.faults.across_kills
+                if is_looked_at and guarded and guarded.get(target) == self.out[target]:
                     assert there[target] in (set(), done.written), f"{done} is torn at {target}: {there}"
             if done.acked:
                 self.look_at_claims(done, there)
@@ -194,3 +213,10 @@ class Scene:
 @pytest.mark.parametrize("seed", seeds(8))
 def test_who_goes_by_a_claim_finds_every_commit_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed).run())
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_nothing_that_was_aborted_counts_however_often_the_source_starts(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_simulated(Scene(seed, MANY).run())

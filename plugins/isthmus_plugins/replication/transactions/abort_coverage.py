@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from isthmus_control.model import SyncRecord
+from isthmus_control.model import SyncRecord, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import rare_lines
@@ -105,19 +105,53 @@ class AbortCoverage:
         ``held``: whether a partition's stream waits at the decision's own marker.
         """
         missing: set[TopicPartition] = set()
-        if not decision.shares_epoch or decision.again:
+        if not decision.shares_epoch:
             return frozenset()
         for place in decision.places:
             key = LinkPartition(link_name, *place)
-            end = decision.end_of(key)
-            if end is not None and key in self._requirements.sent_to(place):
-                aborted = self._order.before(decision.producer_id, place)
-                # What came after the decision is not waited for, whenever its end was read.
-                upto = end if aborted is None else min(aborted, end)
-                if not self._is_there(key, upto, place in decision.unread, held):
-                    missing.add(place)
+            if key not in self._requirements.sent_to(place) or (upto := self._upto(decision, key)) is None:
+                continue
+            if decision.again and self.is_out(key):
+                is_there = self._has(key, upto)  # nothing else: the other side may lack several transactions
+            else:
+                is_there = link_name in decision.overdue or self._is_there(key, upto, place in decision.unread, held)
+            if not is_there:
+                missing.add(place)
         self._read()
         return frozenset(missing)
+
+    def left_out(self, decision: Decision, link_name: str) -> frozenset[TopicPartition]:
+        """Where no commit waits for the other side, and it is not known to have what must be there before a decision.
+
+        Partitions of the offsets topic are none of these."""
+        found: set[TopicPartition] = set()
+        for place in decision.places if decision.shares_epoch else ():
+            key = LinkPartition(link_name, *place)
+            if place[0] == OFFSETS_TOPIC or not self.is_out(key) or key in self._requirements.sent_to(place):
+                continue
+            if (upto := self._upto(decision, key)) is not None and not self._has(key, upto):
+                found.add(place)
+        self._read()
+        return frozenset(found)
+
+    def _upto(self, decision: Decision, key: LinkPartition) -> int | None:
+        """Up to where the other side must have a partition before a decision; None: nothing is sent of it."""
+        end = decision.end_of(key)
+        if end is None:
+            return None
+        aborted = self._order.before(decision.producer_id, key.place)
+        # What came after the decision is not waited for, whenever its end was read.
+        return end if aborted is None else min(aborted, end)
+
+    def _has(self, key: LinkPartition, upto: int) -> bool:
+        """Whether this proxy knows by itself that the other side has a partition up to here."""
+        pushed = self._pushed.get(key)
+        return pushed is not None and pushed.acked >= upto
+
+    def is_out(self, key: LinkPartition) -> bool:
+        """Whether a partition is recorded, and not In-Sync."""
+        record = self._recorded(key)
+        return record is not None and record.state is not SyncState.IN_SYNC
 
     def _is_there(self, key: LinkPartition, end: int, has_no_end: bool, held: Callable[[SyncPlace], bool]) -> bool:
         pushed = self._pushed.get(key)

@@ -45,10 +45,17 @@ class Decision:
     """These have no leader, say, and it goes to the other side without their ends, and again with them."""
     stored: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
     """By link whose other side has it: of which partitions it has no end yet, or nothing."""
+    left_out: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
+    """Of these partitions the other side has nothing of it: it was sent without them."""
     sent_on: dict[LinkConnection, frozenset[TopicPartition]] = field(default_factory=dict)
-    """The same of what was sent last over a connection."""
+    """Both as it was sent last over a connection."""
     held_back: dict[str, frozenset[TopicPartition]] = field(default_factory=dict)
     """By link: where it waits for what is aborted before it, as of the last time that it was to be sent."""
+    withheld: set[str] = field(default_factory=set)
+    """Links over which it is not sent again before the other side has more of what is Out-Of-Sync there: markers go
+    without it."""
+    overdue: set[str] = field(default_factory=set)
+    """Links over which it is sent again whatever was aborted before it: markers waited for it in vain."""
     groups: dict[TopicPartition, frozenset[str]] = field(default_factory=dict)
     """By partition of the offsets topic: in which groups its transaction has committed offsets there, as far as is
     known."""
@@ -85,7 +92,7 @@ class Decision:
 
     def end_of(self, key: LinkPartition) -> int | None:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
-        if self.answered:
+        if self.answered or key.link in self.withheld:
             return None
         return calls.OPEN_END if key.place in self.unread else self.ends.get(key.place)
 
@@ -101,29 +108,38 @@ class Decision:
     def is_there(self, key: LinkPartition) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
         stored_open = self.stored.get(key.link)
-        return (stored_open is not None and key.place not in stored_open) or key in self.free or self.answered
+        is_stored = stored_open is not None and key.place not in stored_open | self.left_out[key.link]
+        return is_stored or key in self.free or key.link in self.withheld or self.answered
 
-    def is_confirmed(self, link_name: str) -> bool:
-        """Whether the other side of a link has it, with all its ends."""
-        return self.stored.get(link_name) == frozenset() or self.answered
+    def is_confirmed(self, key: LinkPartition) -> bool:
+        """Whether the other side of a link has it of a partition, and with all its ends."""
+        has_ends = self.stored.get(key.link) == frozenset()
+        return (has_ends and key.place not in self.left_out[key.link]) or self.answered
 
-    def is_to_go(self, connection: LinkConnection) -> bool:
-        """Whether a connection was not sent it, or without an end that is known by now."""
+    def is_to_go(self, connection: LinkConnection, left_out: frozenset[TopicPartition]) -> bool:
+        """Whether a connection was not sent it, or without an end that is known by now, or without a partition that
+        is to be left out no more."""
         sent_open = self.sent_on.get(connection)
-        return sent_open is None or not sent_open <= self.unread
+        return sent_open is None or not sent_open <= self.unread | left_out
 
-    def was_stored(self, link_name: str, sent_open: frozenset[TopicPartition]) -> None:
-        """The other side has it as it was sent, without the ends of these; of several copies all ends count."""
+    def was_stored(
+        self, link_name: str, sent_open: frozenset[TopicPartition], left_out: frozenset[TopicPartition]
+    ) -> None:
+        """The other side has it as it was sent, without the ends of some partitions, and without others; of several
+        copies all ends count."""
         self.stored[link_name] = self.stored.get(link_name, sent_open) & sent_open
+        self.left_out[link_name] = self.left_out.get(link_name, left_out) & left_out
 
 
 def said(
     link: Link,
     decision: Decision,
     again: bool,
+    left_out: frozenset[TopicPartition],
     earlier: Callable[[LinkPartition, Decision], list[tuple[int, int, int]]],
 ) -> calls.Decision:
-    """A decision as a call carries it: of its partitions those that the link has, by their names at the other end.
+    """A decision as a call carries it: of its partitions those that the link has and that are not left out, by their
+    names at the other end.
 
     ``again``: it must not replace what was sent of its partitions before.
     """
@@ -131,7 +147,7 @@ def said(
     for place in decision.places:
         key, remote = LinkPartition(link.name, *place), remote_topic(link, place[0])
         end = decision.end_of(key)
-        if remote is not None and end is not None:
+        if remote is not None and end is not None and place not in left_out:
             before = tuple(calls.Earlier(*each) for each in earlier(key, decision))
             places.append(calls.DecidedPlace(remote, place[1], end, before))
     return calls.Decision(

@@ -172,7 +172,7 @@ class Decisions(Part):
         if self._groups_of.may_be_needed(decision):
             return False
         return all(
-            quorum.holds(lambda key: decision.is_confirmed(key.link) or self._needs_none(key, decision))
+            quorum.holds(lambda key: decision.is_confirmed(key) or self._needs_none(key, decision))
             for place in decision.places
             for quorum in self._requirements.commit_needed(place, decision.groups.get(place))
         )

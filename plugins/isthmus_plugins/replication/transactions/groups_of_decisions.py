@@ -75,8 +75,8 @@ class GroupsOfDecisions:
 
     def missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
-        over = {key.link for place in decision.places for key in self.sent_to(decision, place)}
-        return {link_name for link_name in over & decision.links if not decision.is_confirmed(link_name)}
+        over = (key for place in decision.places for key in self.sent_to(decision, place))
+        return {key.link for key in over if key.link in decision.links and not decision.is_confirmed(key)}
 
     def may_be_needed(self, decision: Decision) -> bool:
         """Whether a link that is not In-Sync, and hence gets no decision without a reason, may need this one."""

@@ -113,7 +113,7 @@ class MarkerGate:
 
     def earlier(self, key: LinkPartition, decision: Decision) -> list[tuple[int, int, int]]:
         """See :meth:`~isthmus_plugins.replication.transactions.marker_order.MarkerOrder.earlier`."""
-        return self._order.earlier(key, decision)
+        return self._order.earlier(key, decision) if self._is_ordered(key) else []
 
     def is_held_for(self, decision: Decision, place: SyncPlace) -> bool:
         """Whether all is there of a partition up to the marker that a decision is waited for at."""
@@ -211,6 +211,8 @@ class MarkerGate:
             late = now - waiting.since > UNDECIDED_S
             if not waiting.all_read and (late or self._may_be_unsent(stream, waiting)):
                 self._catch_up_for(stream, waiting)
+            if self._press(stream.key, waiting, late):
+                continue
             if late and not loading and (why := self._why_give_up(stream, waiting, now)) is not None:
                 if self._partitions.lose(stream.key, f"the decision that the marker at offset {waiting.offset} {why}"):
                     self._order.waive(stream.key, waiting.offset)
@@ -237,6 +239,21 @@ class MarkerGate:
         in_vain = self._is_below(key, waiting.offset) and self._cannot_go_on(key)
         bound_s = UNDECIDED_S if in_vain else HELD_BACK_S
         return "carries out waits for what was aborted before it" if now - waiting.since > bound_s else None
+
+    def _press(self, key: LinkPartition, waiting: _Waiting, late: bool) -> bool:
+        """Have decisions sent again that a marker waits for in vain, whatever was aborted before them; whether there
+        are any.
+
+        They wait for all that was there after the start: their own markers, which may wait for each other.
+        """
+        missing = self._order.missing(key, waiting.producer_id)
+        held_back = [each for each in missing if each.again and key.link in each.held_back]
+        if held_back and (late or self._cannot_go_on(key)):
+            for each in held_back:
+                each.overdue.add(key.link)
+            self._on_wait()
+            return True
+        return False
 
     def _cannot_go_on(self, key: LinkPartition) -> bool:
         """Whether the other side gets no more of a partition unless some marker goes without its decision: its stream

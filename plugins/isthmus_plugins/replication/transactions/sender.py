@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from isthmus_control.model import Link
 from isthmus_plugins.cluster import TopicPartition
@@ -30,6 +30,15 @@ log = logging.getLogger("isthmus_plugins.replication")
 CALL_TIMEOUT_S: Final = 10.0
 CALL_MAX: Final = 500
 """How many decisions go in one call: each is answered in time, and none keeps the loop from other work."""
+
+
+class _Without(NamedTuple):
+    """What a decision was sent without."""
+
+    ends: frozenset[TopicPartition]
+    """Of these partitions, which are not known yet."""
+    places: frozenset[TopicPartition]
+    """These partitions."""
 
 
 class DecisionSender:
@@ -92,15 +101,23 @@ class DecisionSender:
 
     def _unsent_on(self, decision: Decision, link_name: str) -> list[LinkConnection]:
         """Over which connections of a link a decision is to be sent now."""
-        connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
-        unsent = [connection for connection in connections if decision.is_to_go(connection)]
+        was_withheld = link_name in decision.withheld
         decision.held_back.pop(link_name, None)
+        decision.withheld.discard(link_name)
+        connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
+        left_out = self._aborts.left_out(decision, link_name) if connections else frozenset()
+        unsent = [connection for connection in connections if decision.is_to_go(connection, left_out)]
         held = partial(self._markers.is_held_for, decision)
-        if unsent and (missing := self._aborts.missing(decision, link_name, held)):
+        if not unsent or not (missing := self._aborts.missing(decision, link_name, held)):
+            return unsent
+        if decision.again and any(self._aborts.is_out(LinkPartition(link_name, *place)) for place in missing):
+            decision.withheld.add(link_name)
+            if not was_withheld:
+                self._markers.go_on()
+        else:
             decision.held_back[link_name] = missing
             self.held_back = True
-            return []
-        return unsent
+        return []
 
     def _carries(self, link_name: str, decision: Decision) -> bool:
         """Whether a link leads all of a decision's places that go over it: an answer says nothing of others."""
@@ -124,22 +141,22 @@ class DecisionSender:
 
     def _call(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
         """Put decisions on the way: what is sent over the connection after this comes behind them."""
-        sent = []
+        sent, without = [], dict[Decision, _Without]()
         for decision in decisions:
             again = decision.again or not self._markers.are_level(decision.places)
-            sent.append(said(link, decision, again, self._markers.earlier))
+            each = without[decision] = _Without(frozenset(decision.unread), self._aborts.left_out(decision, link.name))
+            sent.append(said(link, decision, again, each.places, self._markers.earlier))
         answer = connection.begin_call(calls.Decide(tuple(sent)))(CALL_TIMEOUT_S)
-        sent_open = {decision: frozenset(decision.unread) for decision in decisions}
-        for decision in decisions:
-            decision.sent_on[connection] = sent_open[decision]
+        for decision, each in without.items():
+            decision.sent_on[connection] = each.ends | each.places
         self._markers.go_on()
-        self._tasks.start("decide", self._answered(connection, link, sent_open, answer))
+        self._tasks.start("decide", self._answered(connection, link, without, answer))
 
     async def _answered(
         self,
         connection: LinkConnection,
         link: Link,
-        sent_open: Mapping[Decision, frozenset[TopicPartition]],
+        sent: Mapping[Decision, _Without],
         answer: Awaitable[calls.DecideAnswer],
     ) -> None:
         try:
@@ -148,15 +165,15 @@ class DecisionSender:
             self._not_stored.one(link.name, {"link": link.name, "detail": str(error)})
             # Markers wait there for what came over this connection: over another one they do not.
             connection.close(f"decisions not stored: {error}")
-            for decision in sent_open:
+            for decision in sent:
                 decision.sent_on.pop(connection, None)
             self._on_lost()
             return
         if unfollowed:
             why = f"{', '.join(sorted(unfollowed))}: not followed over this link"
             self._not_stored.one(link.name, {"link": link.name, "detail": why})
-        for decision, without_end in sent_open.items():
+        for decision, without in sent.items():
             # What follows no more has none: whoever waits for that waits until it is not In-Sync.
-            left_out = {place for place in decision.places if remote_topic(link, place[0]) in unfollowed}
-            decision.was_stored(connection.link_name, without_end | left_out)
-        self._on_stored(list(sent_open))
+            ended = {place for place in decision.places if remote_topic(link, place[0]) in unfollowed}
+            decision.was_stored(connection.link_name, without.ends | ended, without.places)
+        self._on_stored(list(sent))

@@ -14,8 +14,9 @@ from support.pushing import KEY, PLACE, Connection, Source, Stream, on_source
 from support.replicas import LINK, LINK_ID
 from support.transaction_state import state_batch, state_key, state_value
 
-from isthmus_control.commands import PartitionSync, RecordSync
-from isthmus_control.model import LinkMode, SyncState
+from isthmus_control.commands import AlterDemands, DegradeSync, PartitionSync, RecordSync
+from isthmus_control.model import LinkMode, Reason, ResourceType, SyncState
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import Gate, Replace
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link import calls
@@ -401,6 +402,122 @@ def test_what_was_decided_before_the_start_is_sent_as_such() -> None:
         (decision,) = source.connection.decided
         assert decision.again
         assert passes(source, marker)
+
+    on_source(work)
+
+
+def aborted_and_decided(source: Source, *places: TopicPartition) -> None:
+    """Of two transactions in one epoch the first one is aborted, and the second one has no record."""
+    write_unseen(source)
+    record(source, TransactionState.PREPARE_ABORT, PLACE)
+    mark(source, committed=False)
+    record(source, TransactionState.COMPLETE_ABORT)
+    record(source, TransactionState.ONGOING, *places)
+    record(source, TransactionState.PREPARE_COMMIT, *places)
+
+
+def recorded_as(source: Source, state: SyncState, topic: str) -> None:
+    """It is recorded of a topic's partition that it was In-Sync, and is this now."""
+    partitions = (PartitionSync(topic, str(uuid.UUID(bytes=source.cluster.found[topic].topic_id)), 0, 0),)
+    source.control.apply(RecordSync(LINK, LINK_ID, SyncState.IN_SYNC, partitions))
+    source.control.apply(RecordSync(LINK, LINK_ID, SyncState.IN_SYNC, partitions, reached=True))
+    if state is SyncState.OUT_OF_SYNC:
+        reason = Reason(ReasonCode.TIMEOUT_ERROR, "it is away")
+        source.control.apply(RecordSync(LINK, LINK_ID, state, partitions, reason))
+
+
+def test_what_was_decided_before_the_start_goes_to_what_is_out_of_sync_behind_what_was_aborted() -> None:
+    """For as long the markers go without it: a commit that is torn there, and no record that was aborted counts."""
+
+    async def work(source: Source) -> None:
+        aborted_and_decided(source, PLACE)
+        marker = mark(source)
+        source.mode(LinkMode.SYNCHRONOUS)
+        source.stream.close = False
+        recorded_as(source, SyncState.OUT_OF_SYNC, PLACE[0])
+        assert not passes(source, marker)
+        await source.until("it is not waited for", lambda: passes(source, marker), 1.0)
+        await asyncio.sleep(30.0)
+        answer = end_txn(source)
+        await asyncio.sleep(1.0)
+        assert not source.connection.decided
+        assert ended(answer) is None
+        source.confirm()
+        await source.until("it is sent", lambda: source.connection.decided, 0.5)
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(answer) == 0, 1.0)
+
+    on_source(work)
+
+
+def test_where_a_commit_does_not_wait_for_what_is_out_of_sync_its_decision_leaves_that_out() -> None:
+    """As long as the other side lacks what was aborted there."""
+
+    async def work(source: Source) -> None:
+        source.cluster.add_topic("local-u")
+        source.control.apply(AlterDemands(ResourceType.TOPIC, "local-", degrade_after_ms=1000))
+        source.mode(LinkMode.SYNCHRONOUS)
+        source.stream.close = False
+        recorded_as(source, SyncState.IN_SYNC, "local-u")
+        recorded_as(source, SyncState.OUT_OF_SYNC, PLACE[0])
+        partitions = (PartitionSync(PLACE[0], str(uuid.UUID(bytes=source.stream.topic_id)), 0, 0),)
+        source.control.apply(DegradeSync(LINK, LINK_ID, partitions, 1000))
+        await source.until("the log is read", lambda: source.decisions.tail.loaded)
+        for number, expected in enumerate(({"remote-u"}, {"remote-t", "remote-u"})):
+            aborted_and_decided(source, PLACE, ("local-u", 0))
+            if number:
+                source.confirm()
+            answer = end_txn(source)
+            await source.until("it is sent", lambda number=number: len(source.connection.decided) > number)
+            assert ends_of(source.connection.decided[number]).keys() == expected
+            source.connection.answer()
+            await source.until("it is answered", lambda answer=answer: ended(answer) == 0, 1.0)
+            record(source, TransactionState.COMPLETE_COMMIT)
+        await asyncio.sleep(1.0)
+        assert len(source.connection.decided) == 2
+
+    on_source(work)
+
+
+def test_what_was_decided_before_the_start_goes_behind_what_was_aborted() -> None:
+    async def work(source: Source) -> None:
+        aborted_and_decided(source, PLACE)
+        source.mode(LinkMode.SYNCHRONOUS)
+        await source.until("it joins", lambda: source.recorded() is not None)
+        answer = end_txn(source)
+        await asyncio.sleep(2.0)
+        assert not source.connection.decided
+        source.confirm()
+        await source.until("it is sent", lambda: source.connection.decided, 0.5)
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(answer) == 0, 1.0)
+
+    on_source(work)
+
+
+def test_a_marker_waits_for_a_moment_while_what_is_sent_again_waits_for_other_partitions() -> None:
+    """Another proxy pushes these, whose markers may wait for this one's."""
+
+    async def work(source: Source) -> None:
+        async def call(question: calls.HighWatermarks) -> calls.HighWatermarksAnswer:
+            return calls.HighWatermarksAnswer(tuple(calls.PartitionEnd(*each, 0) for each in question.partitions))
+
+        source.connection.call = call
+        source.cluster.add_topic("local-u").partitions[0].write_values(b"x")
+        write_unseen(source)
+        record(source, TransactionState.PREPARE_COMMIT, PLACE, ("local-u", 0))
+        marker = mark(source)
+        source.mode(LinkMode.SYNCHRONOUS)
+        for topic in (PLACE[0], "local-u"):
+            recorded_as(source, SyncState.IN_SYNC, topic)
+        source.confirm(1)
+        assert not passes(source, marker)
+        assert await source.until("it may go", lambda: passes(source, marker), 2.0) > UNDECIDED_S
+        (decision,) = source.connection.decided
+        assert decision.again
+        state_now = source.recorded()
+        assert state_now is not None
+        assert state_now.state is SyncState.IN_SYNC
 
     on_source(work)
 
