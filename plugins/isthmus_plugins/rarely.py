@@ -75,6 +75,6 @@ class RarelyEach(Generic[T]):
             self._write(name, count, detail)
 
 
-def rare_lines(log: logging.Logger, message: str, level: int = logging.WARNING) -> RarelyEach[Fields]:
+def rare_lines(logger: logging.Logger, message: str, level: int = logging.WARNING) -> RarelyEach[Fields]:
     """Lines with this message and the fields of the last that it was about, and how many ``times``."""
-    return RarelyEach(lambda times, fields: log.log(level, message, extra={**fields, "times": times}))
+    return RarelyEach(lambda times, fields: logger.log(level, message, extra={**fields, "times": times}))

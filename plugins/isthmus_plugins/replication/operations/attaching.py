@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -93,12 +94,24 @@ class Attaching:
         self._left_out = left_out
         self._consents = consents
         self._shared_logs = SharedLogs(context)
+        self._offered = Counter[tuple[str, str]]()
+        """Namespaces of topics that are being attached to be led here, with their links."""
 
     async def attach(self, link_name: str, request: links.Attach, *, recovers: bool = False) -> AttachResult:
         """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits.
 
         ``recovers``: the follower's end led it until the other one was failed over.
         """
+        offered = link_name, request.local
+        leads = ResourceType(request.type) is ResourceType.TOPIC and Role(request.role) is Role.LEADER
+        self._offered[offered] += leads
+        try:
+            return await self._attach(link_name, request, recovers)
+        finally:
+            self._offered[offered] -= leads
+            self._offered = +self._offered
+
+    async def _attach(self, link_name: str, request: links.Attach, recovers: bool) -> AttachResult:
         link = self._commands.link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
         lacking = await self._consents.ask(link_name, request.model_copy(update={"dry_run": True}))
@@ -423,13 +436,24 @@ class Attaching:
 
     async def on_log_origins(self, connection: LinkConnection, question: calls.LogOrigins) -> calls.LogOriginsAnswer:
         """Where a topic's records come from, for who may follow it."""
-        self._consents.check_led(connection.link_name, _followable(question.topic))
+        self._check_followable(connection.link_name, question.topic)
         return await self._shared_logs.origins_of(question.topic)
 
     async def on_log_tails(self, connection: LinkConnection, question: calls.LogTails) -> calls.LogTailsAnswer:
         """What stands around some offsets of it."""
-        self._consents.check_led(connection.link_name, _followable(question.topic))
+        self._check_followable(connection.link_name, question.topic)
         return await self._shared_logs.tails_of(question)
+
+    def _check_followable(self, link_name: str, topic: str) -> None:
+        """Raise LinkRejected where the other side asks for a topic that it may not follow.
+
+        What is being attached here to be led is offered by that.
+        """
+        if topic in KAFKA_INTERNAL_TOPICS or topic.startswith(INTERNAL_TOPIC_PREFIXES):
+            raise LinkRejected(UNKNOWN_TOPIC, f"{topic} is no topic of a namespace")
+        offered = (prefix for link, prefix in self._offered if link == link_name)
+        if not any(contains(ResourceType.TOPIC, prefix, topic) for prefix in offered):
+            self._consents.check_led(link_name, topic)
 
     async def alter_mapping(self, link_name: str, request: links.AlterMapping) -> None:
         """Change what is set of a pair of namespaces: at the follower's end, wherever that is."""
@@ -593,13 +617,6 @@ def _as_answered(plan: TopicPlan) -> calls.PlannedTopic:
         partitions=None if partitions is None else tuple(calls.PlannedPartition(**each) for each in partitions),
         groups_moved=None if moved is None else tuple(moved),
     )
-
-
-def _followable(topic: str) -> str:
-    """A topic that a namespace may hold. Raises LinkRejected: of others nobody is told what they hold."""
-    if topic in KAFKA_INTERNAL_TOPICS or topic.startswith(INTERNAL_TOPIC_PREFIXES):
-        raise LinkRejected(UNKNOWN_TOPIC, f"{topic} is no topic of a namespace")
-    return topic
 
 
 def _text(topic: TopicInfo) -> str:
