@@ -1,36 +1,69 @@
-"""User story: the old source comes back after a failover, ahead of what the other cluster has, and follows it."""
+"""User story: the old source comes back after a failover, ahead of what the other cluster has, and follows it.
+
+The runbook's cases are in ``make test-stories`` alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from confluent_kafka import KafkaException
 from support.groups import commit, offsets
 from support.kafka import unique
-from support.links import Linked, linked, taking_transactions, until
+from support.links import Linked, relayed, taking_transactions, until
+from support.relay import Relay
+from support.runbooks import Kill, Runbook, kills
 
 from isthmus_bench import ready_commands
 from isthmus_bench.kafka import KafkaCluster
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
 SHARED, AHEAD, NEW = 2000, 30, 20
 RECORD_BYTES = 500
 
 
-@pytest.fixture
-def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    """The source is up again at the end."""
-    source, _ = kafka_pair
-    with linked(*kafka_pair) as pair, taking_transactions(pair.a, pair.b):
-        pair.raise_levels()
-        try:
-            yield pair
-        finally:
-            if not source.alive(source.broker_ids[0]):
-                source.start_broker(source.broker_ids[0])
+class FailedOver(NamedTuple):
+    """A led two topics and a group, B was failed over and written to, and A is back."""
+
+    link: Linked
+    relay: Relay
+    orders: str
+    """The namespace of topics, at both sides."""
+    group: str
+
+    @property
+    def topic(self) -> str:
+        """A has records of it that B never saw."""
+        return self.orders + "t"
+
+    @property
+    def same(self) -> str:
+        """A has no more of it than B."""
+        return self.orders + "same"
+
+    def cut_at_a(self) -> dict[str, Any] | None:
+        """What is told of the truncation of A's topic, when it is over."""
+        found = self.link.a.proxy.get(f"/v1/links/{self.link.name}/truncations")["items"]
+        return next((each for each in found if each["topic"] == self.topic and each["phase"] == "done"), None)
+
+    def check_recovered(self) -> str:
+        """A has what B has, and what it had alone is salvaged; the salvage file."""
+        link, topic, same = self.link, self.topic, self.same
+        done = until("A was cut", self.cut_at_a)
+        assert (done["messages_truncated"], done["partitions"][0]["offset_truncated_to"]) == (AHEAD, SHARED)
+        until("A has what is new", lambda: topic in link.a.topics() and link.a.end(topic) == SHARED + NEW)
+        assert link.a.read(topic) == link.b.read(topic)
+        assert link.a.read(same) == link.b.read(same)
+        file: str = done["partitions"][0]["salvage_file"]
+        shown = ready_commands.run(["salvage", "show", file, "--limit", "100"], 30).stdout
+        assert shown.count("ahead") == AHEAD
+        until("the position is B's", lambda: offsets(link.a, self.group) == {(topic, 0): SHARED + 3})
+        assert appended_bytes(link) < 2 * NEW * RECORD_BYTES, "what both have was not copied again"
+        return file
 
 
 def value(what: str, number: int) -> bytes:
@@ -48,29 +81,34 @@ def appended_bytes(link: Linked) -> float:
     return sum(float(line.split()[-1]) for line in found)
 
 
-def cut_at_a(link: Linked, topic: str) -> dict[str, Any] | None:
-    """What is told of the truncation of a topic of A, when it is over."""
-    found = link.a.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
-    return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
+@pytest.fixture
+def came_back(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[FailedOver]:
+    """The source is up again at the end."""
+    source, _ = kafka_pair
+    with relayed(*kafka_pair) as (link, relay), taking_transactions(link.a, link.b):
+        link.raise_levels()
+        scene = FailedOver(link, relay, unique("orders-") + "-", unique("app-"))
+        try:
+            fail_over(scene)
+            yield scene
+        finally:
+            if not source.alive(source.broker_ids[0]):
+                source.start_broker(source.broker_ids[0])
 
 
-@pytest.mark.one_in_ci("stories", of="failbacks")
-@pytest.mark.parametrize("asked_at", ["a", "b"])
-def test_the_old_source_follows_from_where_both_part(link: Linked, asked_at: str) -> None:
-    group, source = unique("app-"), link.a.kafka
-    topic, same = link.local + "t", link.local + "same"
-    there, same_there = link.remote + "t", link.remote + "same"
-    link.attach()
-    groups = "--type", "consumer-group", "--local", group, "--remote", group
-    link.a.proxy.cli("link", "attach", link.name, *groups, "--role", "leader")
+def fail_over(scene: FailedOver) -> None:
+    link, topic, same, group = scene.link, scene.topic, scene.same, scene.group
+    source = link.a.kafka
+    link.attach(scene.orders, scene.orders)
+    link.attach(group, group, "--type", "consumer-group")
     for name in (topic, same):
         link.a.create_topic(name)
     link.a.produce(topic, values("shared", SHARED))
     link.a.produce(same, values("same", SHARED))
-    link.wait_end(there, SHARED)
-    link.wait_end(same_there, SHARED)
+    link.wait_end(topic, SHARED)
+    link.wait_end(same, SHARED)
     commit(link.a, group, {(topic, 0): SHARED - 10})
-    until("the position is there", lambda: offsets(link.b, group) == {(there, 0): SHARED - 10})
+    until("the position is there", lambda: offsets(link.b, group) == {(topic, 0): SHARED - 10})
 
     # A is ahead of B when it dies, with a position that B never saw, and B goes on.
     link.b.proxy.kill()
@@ -80,32 +118,62 @@ def test_the_old_source_follows_from_where_both_part(link: Linked, asked_at: str
     source.kill(source.broker_ids[0])
     link.b.proxy.start()
     until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name), 90)
-    assert link.b.produce(there, values("new", NEW))[0] == SHARED
-    commit(link.b, group, {(there, 0): SHARED + 3})
+    assert link.b.produce(topic, values("new", NEW))[0] == SHARED
+    commit(link.b, group, {(topic, 0): SHARED + 3})
 
     source.start_broker(source.broker_ids[0])
     link.a.proxy.start()
     until("A is back", lambda: link.a.link(link.name)["state"] != "Disconnected")
+
+
+@pytest.mark.one_in_ci("stories", of="failbacks")
+@pytest.mark.parametrize("asked_at", ["a", "b"])
+def test_the_old_source_follows_from_where_both_part(came_back: FailedOver, asked_at: str) -> None:
+    link, topic, same = came_back.link, came_back.topic, came_back.same
     side = link.a if asked_at == "a" else link.b
     told = until("both sides answer", lambda: side.proxy.cli("link", "recover", link.name, "--dry-run"))
     plans = {each["topic"]: each for pair in told["namespaces"] for each in pair["topics"]}
     assert {name: each["action"] for name, each in plans.items()} == {topic: "refuse", same: "follow"}
     (partition,) = plans[topic]["partitions"]
     assert [partition[each] for each in ("shared", "end", "source_end")] == [SHARED, SHARED + AHEAD, SHARED + NEW]
-    assert plans[topic]["groups_moved"] == [group]
+    assert plans[topic]["groups_moved"] == [came_back.group]
     side.proxy.cli("link", "recover", link.name)
-    done = until("A was cut", lambda: cut_at_a(link, topic))
-    assert (done["messages_truncated"], done["partitions"][0]["offset_truncated_to"]) == (AHEAD, SHARED)
-    until("A has what is new", lambda: topic in link.a.topics() and link.a.end(topic) == SHARED + NEW)
-    assert link.a.read(topic) == link.b.read(there)
-    assert link.a.read(same) == link.b.read(same_there)
-    shown = ready_commands.run(["salvage", "show", done["partitions"][0]["salvage_file"], "--limit", "100"], 30).stdout
-    assert shown.count("ahead") == AHEAD
-    until("the position is B's", lambda: offsets(link.a, group) == {(topic, 0): SHARED + 3})
-    assert appended_bytes(link) < 2 * NEW * RECORD_BYTES, "what both have was not copied again"
+    came_back.check_recovered()
 
     # It goes on, and A is a follower like any other.
-    link.b.produce(same_there, values("more", NEW))
+    link.b.produce(same, values("more", NEW))
     until("A goes on", lambda: link.a.end(same) == SHARED + NEW)
     verdicts = link.verify()["partitions"]
-    assert all(each["equal"] for each in verdicts if each["topic"] in (topic, same, there, same_there))
+    assert all(each["equal"] for each in verdicts if each["topic"] in (topic, same))
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("kill", [pytest.param(None, id="nothing"), *kills("failback")])
+def test_by_the_runbook(came_back: FailedOver, kill: Kill | None) -> None:
+    """And clients go back to A in the end."""
+    link, topic, group = came_back.link, came_back.topic, came_back.group
+    salvage = f"{link.a.proxy.tables['data']['directory']}/salvage"
+    names = {"orders-": came_back.orders, "app-": group, "/var/lib/isthmus/salvage": salvage}
+    with Runbook("failback", link, came_back.relay, names, kill, "Following") as book:
+        told = book.step("See what A has alone")
+        assert all(each in told for each in ("SHARED", str(SHARED + AHEAD), str(SHARED + NEW), group))
+        book.step("Have A follow B")
+        file = came_back.check_recovered()
+        assert "equal" in book.step("Wait, and compare")
+        assert file.rpartition("/")[2] in book.step("See what was cut")
+
+        assert link.b.produce(topic, values("last", 1)) == [SHARED + NEW]
+        commit(link.b, group, {(topic, 0): SHARED + NEW})
+        until("A has it", lambda: link.a.end(topic) == SHARED + NEW + 1)
+        until("the position, too", lambda: offsets(link.a, group) == {(topic, 0): SHARED + NEW})
+        link.wait_following()
+        book.step("Lead at A again")
+    assert link.a.produce(topic, values("home", 5))[0] == SHARED + NEW + 1
+    link.wait_end(topic, SHARED + NEW + 6)
+    assert link.b.read(topic) == link.a.read(topic)
+    commit(link.a, group, {(topic, 0): SHARED + NEW + 3})
+    until("B has the position", lambda: offsets(link.b, group) == {(topic, 0): SHARED + NEW + 3})
+    b_truncations = link.b.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
+    assert not b_truncations, "nothing was cut at B"
+    with pytest.raises(KafkaException):
+        link.b.produce(topic, values("refused", 1))

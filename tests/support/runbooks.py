@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,6 +43,8 @@ DONE_BEFORE: Final = re.compile("ALREADY_EXISTS|NOT_FOUND")
 """What is said of something that was done already."""
 GONE_THERE: Final = "there is no such link on this cluster"
 """What is said where a link was deleted at the other side, and not yet here."""
+CUT_WORD: Final = re.compile(r"^--cut (\S+) ", re.MULTILINE)
+"""What a dry run prints of the word that has topics cut."""
 REFUSED: Final = "# refused: "
 """Behind a command that is to fail; then comes what the answer says."""
 
@@ -74,7 +76,8 @@ class Command(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        return self.refused is None and READING.isdisjoint(shlex.split(self.text)[1:3])
+        words = shlex.split(self.text)
+        return self.refused is None and "--dry-run" not in words and READING.isdisjoint(words[1:3])
 
 
 class Step(NamedTuple):
@@ -186,8 +189,9 @@ class Watching:
 class Runbook:
     """A page that is carried out. All its steps have been, in their order, when the block ends.
 
-    ``names``: what stands in place of the page's names, by their beginnings, links' among them. ``state``: what links
-    are at both sides once what died is back.
+    ``names``: what stands in place of the page's names, by their beginnings, links' among them. ``kill``: None, nothing
+    dies. ``state``: what links are at both sides once what died is back; ``well`` asks that where it is not as simple.
+    ``third``: C, where the page has one.
     """
 
     def __init__(
@@ -196,9 +200,11 @@ class Runbook:
         link: Linked,
         relay: Relay,
         names: Mapping[str, str],
-        kill: Kill,
+        kill: Kill | None,
         state: str,
         watching: Watching | None = None,
+        third: Side | None = None,
+        well: Callable[[], bool] | None = None,
     ) -> None:
         self._steps = steps(page)
         self._link = link
@@ -207,6 +213,10 @@ class Runbook:
         self._kill = kill
         self._state = state
         self._watching = watching
+        self._third = third
+        self._well = well
+        self._cut_word = ""
+        """What the last dry run printed."""
         self._random = random.Random()
         """Of when something dies: another moment each time."""
         self._next = 0
@@ -222,12 +232,10 @@ class Runbook:
 
     def step(self, title: str) -> str:
         """Carry out the next step, whose title this is; what its commands printed. Raises AssertionError."""
-        step = self._steps[self._next]
-        assert step.title == title, f"the next step is {step.title!r}"
-        self._next += 1
+        step = self._begin(title)
         said = []
         for place, command in enumerate(step.commands):
-            if (self._kill.step, self._kill.command) == (step.number, place):
+            if self._kill is not None and (self._kill.step, self._kill.command) == (step.number, place):
                 said.append(self._killed_under(command))
             else:
                 done = self._run(command)
@@ -235,7 +243,19 @@ class Runbook:
                 assert (done.returncode != 0) == (command.refused is not None), told
                 assert command.refused is None or command.refused in done.stderr, told
                 said.append(done.stdout)
+            if printed := CUT_WORD.findall(said[-1]):
+                self._cut_word = printed[-1]
         return "".join(said)
+
+    def leave_out(self, title: str) -> None:
+        """Go on behind the next step, whose title this is: the page has it for another case than the test's."""
+        self._begin(title)
+
+    def _begin(self, title: str) -> Step:
+        step = self._steps[self._next]
+        assert step.title == title, f"the next step is {step.title!r}"
+        self._next += 1
+        return step
 
     def _run(self, command: Command) -> subprocess.CompletedProcess[str]:
         """One command of the page, to its end."""
@@ -249,7 +269,10 @@ class Runbook:
             "$CLIENTS_A": link.a.bootstrap,
             "$CLIENTS_B": link.b.bootstrap,
             "$LINK_B": self._relay.address,
+            "$CUT": self._cut_word,
         }
+        if (third := self._third) is not None:
+            known |= {"$C": third.proxy.url, "$CLIENTS_C": third.bootstrap, "$LINK_C": third.proxy.link_address}
         longest_first = sorted(self._names, key=len, reverse=True)
         names = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})")
         return [
@@ -259,6 +282,8 @@ class Runbook:
 
     def _side(self, command: Command) -> Side:
         """Which side a command is given to."""
+        if self._third is not None and re.search(r'"\$(CLIENTS_)?C"', command.text):
+            return self._third
         return self._link.b if re.search(r'"\$(CLIENTS_)?B"', command.text) else self._link.a
 
     def _killed_under(self, command: Command) -> str:
@@ -276,6 +301,7 @@ class Runbook:
 
     def _die(self, side: Side, command: threading.Thread) -> None:
         """Kill, and start again."""
+        assert self._kill is not None
         match self._kill.what:
             case Victim.PROXY:
                 side.proxy.kill()
@@ -312,6 +338,8 @@ class Runbook:
 
     def _is_well(self) -> bool:
         """Whether each link of the page that a side has is, there, what it was before."""
+        if self._well is not None:
+            return self._well()
         names = set(self._names.values())
         links = [each for side in (self._link.a, self._link.b) for each in side.proxy.get("/v1/links")["items"]]
         return {each["state"] for each in links if each["link_name"] in names} <= {self._state}

@@ -1,0 +1,117 @@
+"""User story: a link is cut, both clusters are written to, and an operator chooses whose records count (unclean link
+recovery).
+
+In ``make test-stories`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from support.kafka import unique
+from support.links import Linked, Side, relayed, until
+from support.relay import Relay
+from support.runbooks import Kill, Runbook, kills
+
+from isthmus_bench import ready_commands
+from isthmus_bench.kafka import KafkaCluster
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240), pytest.mark.suite("stories")]
+
+SHARED, OF_A, OF_B = 500, 30, 20
+CHOSEN = {4: "b", 5: "a"}
+"""By the step of the page: the cluster whose records count."""
+
+
+def values(what: str, count: int) -> list[bytes]:
+    return [b"%s %d" % (what.encode(), number) for number in range(count)]
+
+
+def cases() -> list[Any]:
+    """Both choices: of links of both modes, and something dies in the step that carries the choice out."""
+    found = [
+        pytest.param(chosen, mode, None, id=f"{chosen}-{mode}")
+        for chosen in CHOSEN.values()
+        for mode in ("asynchronous", "synchronous")
+    ]
+    for each in kills("unclean-recovery"):
+        (kill,) = each.values
+        if kill.step in CHOSEN:
+            found.append(pytest.param(CHOSEN[kill.step], "asynchronous", kill, id=f"{CHOSEN[kill.step]}-{each.id}"))
+    return found
+
+
+@pytest.fixture
+def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[tuple[Linked, Relay]]:
+    with relayed(*kafka_pair) as (link, relay):
+        link.raise_levels()
+        yield link, relay
+
+
+def write_both(link: Linked, relay: Relay, orders: str, mode: str) -> None:
+    """A topic of each cluster's own records behind those that both have; both reach each other again."""
+    topic = orders + "eu"
+    link.attach(orders, orders)
+    link.a.create_topic(topic)
+    link.a.produce(topic, values("shared", SHARED))
+    link.wait_end(topic, SHARED)
+    link.wait_following()
+    if mode == "synchronous":
+        until("accepted", lambda: link.a.proxy.cli("link", "set-mode", link.name, mode))
+        until("In-Sync", lambda: {side.link(link.name)["state"] for side in (link.a, link.b)} == {"In-Sync"})
+    relay.cut(refuse=True)
+    link.a.produce(topic, values("of A", OF_A), acks="all")
+    until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name), 90)
+    assert link.b.produce(topic, values("of B", OF_B))[0] == SHARED
+    relay.mend()
+    until("both reach each other", lambda: all(side.link(link.name)["encryption"] for side in (link.a, link.b)))
+
+
+def truncation(side: Side, link: Linked, topic: str) -> dict[str, Any] | None:
+    """What is told of a truncation that is over."""
+    found = side.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
+    return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
+
+
+@pytest.mark.parametrize(("chosen", "mode", "kill"), cases())
+def test_the_other_one_is_cut_to_what_both_have(
+    scene: tuple[Linked, Relay], chosen: str, mode: str, kill: Kill | None
+) -> None:
+    link, relay = scene
+    orders = unique("orders-") + "-"
+    topic = orders + "eu"
+    write_both(link, relay, orders, mode)
+    leader, follower = (link.a, link.b) if chosen == "a" else (link.b, link.a)
+    kept, lost = (("of A", OF_A), ("of B", OF_B)) if chosen == "a" else (("of B", OF_B), ("of A", OF_A))
+    with Runbook("unclean-recovery", link, relay, {"orders-": orders}, kill, "Following") as book:
+        book.step("Make the link asynchronous")
+        told = book.step("See who wrote what")
+        assert all(side.kafka.cluster_id in told for side in (link.a, link.b)), told
+        told = book.step("See what goes, whichever you choose")
+        assert all(str(each) in told for each in (SHARED, SHARED + OF_A, SHARED + OF_B)), told
+        if chosen == "b":
+            book.step("Choose B's")
+            book.leave_out("Or choose A's")
+        else:
+            book.leave_out("Choose B's")
+            book.step("Or choose A's")
+        done = until("it was cut", lambda: truncation(follower, link, topic), 120)
+        (cut,) = done["partitions"]
+        assert (done["messages_truncated"], cut["offset_truncated_to"]) == (lost[1], SHARED)
+        assert "equal" in book.step("Wait, and compare")
+
+    assert follower.read(topic) == leader.read(topic)
+    assert [record.value for record in leader.read(topic)] == values("shared", SHARED) + values(*kept)
+    shown = ready_commands.run(["salvage", "show", cut["salvage_file"], "--limit", "100"], 30).stdout
+    assert (shown.count(lost[0]), shown.count("shared")) == (lost[1], 0)
+    assert truncation(leader, link, topic) is None
+
+    # The chosen one leads, as if nothing had been.
+    with pytest.raises(KafkaException):
+        follower.produce(topic, [b"refused"])
+    end = SHARED + kept[1]
+    assert leader.produce(topic, [b"goes on"]) == [end]
+    until("it goes on", lambda: follower.end(topic) == end + 1)
