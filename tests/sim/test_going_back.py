@@ -154,6 +154,8 @@ def test_what_the_old_source_has_alone_is_salvaged_and_cut_once_that_is_agreed(
         assert [(cut.offset, cut.log_end) for cut in truncation.cuts] == [(20, 24), (20, 20)]
         await two.until("over", lambda: not two.controls["A"].state.truncations, 60)
         assert two.clusters["A"].offsets["g"]["a-t", 0].offset == SHARED
+        again = await side.links.attach("a-to-b", request_.model_copy(update={"cut": told.cut}))
+        assert [each.action for each in again.topics] == ["follow"], "what was agreed is done"
         write(log_of(two, "B", 1), "more", 2)
         await two.until("goes on", lambda: ends(two, "A") == ends(two, "B"), 60)
 
@@ -166,7 +168,7 @@ def test_nothing_is_cut_without_a_place_to_keep_it() -> None:
         told = await two.a.links.attach("a-to-b", BACK.model_copy(update={"dry_run": True}))
         assert told.cut is None
         assert "data" in str(told.topics[0].reason)
-        with pytest.raises(OperationError, match="none of those can be cut"):
+        with pytest.raises(OperationError, match="what their sources have not can be cut"):
             await two.a.links.attach("a-to-b", BACK.model_copy(update={"cut": "any"}))
 
     going_back(work, None)

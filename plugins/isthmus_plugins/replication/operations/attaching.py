@@ -593,12 +593,14 @@ def _agreed(
     by_word = tuple(AgreedCut(plan.topic_id or "", "", shared[plan.topic]) for plan in followed)
     if agreed is None:
         return by_word
+    if token is None and all(plan.action != "refuse" for plan in plans):
+        return by_word  # nothing is to be cut: it was, and the command is given again
     if agreed != token:
         raise OperationError(
             ReasonCode.ENDS_CHANGED,
             "the logs are not as they were when that was printed"
             if token is not None
-            else "no topic holds what its source has not, or none of those can be cut",
+            else "none of the topics that hold what their sources have not can be cut",
             409,
         )
     cuts = []
