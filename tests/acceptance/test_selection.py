@@ -63,11 +63,14 @@ def test_what_comes_and_goes_while_it_is_in_sync(scene: tuple[Linked, Relay], ki
             assert link.b.end(audit + "t") == 1, "from its first record on"
 
             book.step("Detach it")
-            scene[1].stall()  # whatever waits for the other side would wait
-            try:
-                assert link.a.produce(audit + "t", [b"alone"], acks="all") == [1]
-            finally:
-                scene[1].release()
+            assert watching.seen == {"In-Sync"}, watching.told
+            with watching.looking_away():  # what B does not hear for long it does not know
+                scene[1].stall()  # whatever waits for the other side would wait
+                try:
+                    assert link.a.produce(audit + "t", [b"alone"], acks="all") == [1]
+                finally:
+                    scene[1].release()
+                until("In-Sync", lambda: {side.link(link.name)["state"] for side in (link.a, link.b)} == {"In-Sync"})
             assert watching.seen == {"In-Sync"}, watching.told
         assert [record.value for record in link.b.read(audit + "t")] == [b"first"]
         assert offsets(link.b, group) == {}, "they go with the topic"
