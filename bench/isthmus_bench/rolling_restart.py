@@ -30,6 +30,7 @@ Until = Callable[[ClusterClient, Sequence[TopicPartition], int], Awaitable[None]
 class RollingRestart:
     """What was measured. ``source_bytes``, ``target_bytes``: that the control logs have grown by."""
 
+    took_s: float
     cpu_s: float
     source_bytes: int
     target_bytes: int
@@ -49,12 +50,13 @@ async def measure(
     Raises ProxyFailed, EmbeddedKafkaError.
     """
     await _round(source, target, places, 1, until, timeout_s)
+    began = time.monotonic()
     cpu_s, logs = sum(map(cpu_seconds, pids)), (_log_bytes(source), _log_bytes(target))
     for number, broker_id in enumerate(source.broker_ids, 2):
         source.restart(broker_id)
         await _round(source, target, places, number, until, timeout_s)
     grown = [after - before for before, after in zip(logs, (_log_bytes(source), _log_bytes(target)), strict=True)]
-    return RollingRestart(sum(map(cpu_seconds, pids)) - cpu_s, *grown)
+    return RollingRestart(time.monotonic() - began, sum(map(cpu_seconds, pids)) - cpu_s, *grown)
 
 
 async def _round(

@@ -10,7 +10,8 @@ can be read. Then:
 3. topics are created at the source, one after the other, with a record: the time until the target has that;
 4. the source's brokers are restarted, one after the other (``rolling_restart``).
 
-CPU is that of both proxies together. What each topic takes at the largest size against the smallest says whether it
+CPU is that of both proxies together; of 2. and 4. without what they take idle in that time, which is shown beside it:
+topics are looked after all the time. What each topic takes at the largest size against the smallest says whether it
 grows with their number. Brokers run on the same machine, and take most of it while topics are made.
 """
 
@@ -81,11 +82,13 @@ class Plan:
     warm_topics: int = 100
     """Created, attached and deleted before anything is measured."""
     new_topics: int = 5
+    idle_s: float = 10.0
+    """How long it is looked at what proxies take idle."""
 
     @classmethod
     def quick(cls, version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
-        return cls(version, (10, 20), brokers=1, warm_topics=5, new_topics=2)
+        return cls(version, (10, 20), brokers=1, warm_topics=5, new_topics=2, idle_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +108,17 @@ class Figure:
     attach_cpu_s: float
     verified_s: float
     verify_cpu_s: float
+    """Beyond what is idle."""
+    idle_cores: float
+    """What the topics cost when nothing happens: seconds of CPU in a second."""
     new_topic_s: float
     """Until a record of a new topic is on the target: the median."""
     new_topic_max_s: float
     resident_mb: float
     """Of both proxies."""
     restart_cpu_s: float
-    """While all brokers of the source were restarted, one after the other."""
+    """While all brokers of the source were restarted, one after the other, beyond what is idle."""
+    restart_s: float
     restart_source_bytes: int
     """That the control logs grew by meanwhile."""
     restart_target_bytes: int
@@ -189,6 +196,11 @@ def run(plan: Plan, say: Say) -> Report:
     )
 
 
+def _beyond(idle: float, took_s: float, cpu_s: float) -> float:
+    """The CPU of some work without what is taken idle meanwhile, in seconds of CPU in a second."""
+    return max(0.0, cpu_s - idle * took_s)
+
+
 class _Scale:
     """Two clusters, an AdminClient and a proxy of each, and a link. ``stack`` ends what it starts."""
 
@@ -252,6 +264,8 @@ class _Scale:
         self._say(f"{size} topics: attached in {attached_s:.1f} s")
         verified_s, verify_cpu_s = self._timed(self._verify)
         self._say(f"{size} topics: verified in {verified_s:.1f} s")
+        idle_s, idle_cpu_s = self._timed(lambda: time.sleep(self._plan.idle_s))
+        idle = idle_cpu_s / idle_s
         new = asyncio.run(self._new_topics())
         resident_mb = sum(resident_bytes(proxy.pid) for proxy in self._proxies) / 1e6
         restart = asyncio.run(self._restart(size))
@@ -264,11 +278,13 @@ class _Scale:
             attached_s,
             attach_cpu_s,
             verified_s,
-            verify_cpu_s,
+            _beyond(idle, verified_s, verify_cpu_s),
+            idle,
             statistics.median(new),
             max(new),
             resident_mb,
-            restart.cpu_s,
+            _beyond(idle, restart.took_s, restart.cpu_s),
+            restart.took_s,
             restart.source_bytes,
             restart.target_bytes,
         )

@@ -89,7 +89,7 @@ def tables(report: Report) -> Iterator[Table]:
         for each in report.figures
     ]
     yield "Many topics", heads, rows
-    heads = ["topics", "usable ms", "attach ms", "attach CPU ms", "verify ms", "verify CPU ms"]
+    heads = ["topics", "usable ms", "attach ms", "attach CPU ms", "verify ms", "verify CPU ms", "idle, of a core"]
     rows = [
         [
             str(each.topics),
@@ -103,15 +103,25 @@ def tables(report: Report) -> Iterator[Table]:
                     each.verify_cpu_s,
                 )
             ),
+            number(each.idle_cores, 3),
         ]
         for each in report.figures
     ]
     yield "A topic", heads, rows
-    heads = ["topics", "partitions", "CPU s", "source's log KB", "target's log KB", "CPU ms, bytes a partition"]
+    heads = [
+        "topics",
+        "partitions",
+        "took s",
+        "CPU s",
+        "source's log KB",
+        "target's log KB",
+        "CPU ms, bytes a partition",
+    ]
     rows = [
         [
             str(each.topics),
             str(each.partitions),
+            number(each.restart_s, 0),
             number(each.restart_cpu_s, 1),
             number(each.restart_source_bytes / 1000, 0),
             number(each.restart_target_bytes / 1000, 0),

@@ -80,6 +80,7 @@ class AclEnds(Part):
 
     def control_changed(self, state: ControlState) -> None:
         self.follower.control_changed(state)
+        self.wake()
 
     def statuses(self, link: Link) -> list[links.AclStatus]:
         """What this proxy knows of a link's bindings, at each end that it has."""

@@ -124,10 +124,9 @@ class Parts:
     def control_changed(self, state: ControlState) -> None:
         for part in self.all:
             part.control_changed(state)
-        self.wake()
 
     def wake(self) -> None:
-        """Links or connections are others."""
+        """Connections are others."""
         for part in self.all:
             part.wake()
 

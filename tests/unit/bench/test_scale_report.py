@@ -10,7 +10,22 @@ from isthmus_bench.scale_cli import tables
 
 def figure(topics: int, attached_s: float, verified_s: float = 1.0) -> Figure:
     return Figure(
-        topics, 3 * topics, 10.0, 12.0, attached_s, 4.0, verified_s, 0.5, 0.8, 1.5, 120.0, 6.0, 90_000, 180_000
+        topics,
+        3 * topics,
+        10.0,
+        12.0,
+        attached_s,
+        4.0,
+        verified_s,
+        0.5,
+        0.1,
+        0.8,
+        1.5,
+        120.0,
+        6.0,
+        60.0,
+        90_000,
+        180_000,
     )
 
 
@@ -37,7 +52,7 @@ def test_the_report_as_tables() -> None:
     report = Report("2 cores", "Kafka 4.3.0", figures, list(verdicts_of(figures)))
     many, each, restart, targets = tables(report)
     assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.17", "1.0", "0.80", "1.50", "120"]]
-    assert each[2] == [["100", "120.0", "20.0", "40.0", "10.0", "5.0"]]
-    assert restart[2] == [["100", "300", "6.0", "90", "180", "20.00, 900"]]
+    assert each[2] == [["100", "120.0", "20.0", "40.0", "10.0", "5.0", "0.100"]]
+    assert restart[2] == [["100", "300", "60", "6.0", "90", "180", "20.00, 900"]]
     assert [row[-1] for row in targets[2]] == ["yes", "yes", "yes", *["not measured"] * 4]
     assert report.as_dict()["verdicts"][0]["met"] is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from operator import is_
 from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.control_state import ControlState
@@ -25,14 +26,34 @@ log = logging.getLogger("isthmus_plugins.replication")
 DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 SETTLED_S: Final = 2.0
-"""How long what was found holds where all of it is pushed, and neither topics nor the control state have changed."""
-NOT_SETTLED: Final[tuple[ControlState | None, float]] = (None, 0.0)
+"""How long what was found holds where all of it is pushed, and neither topics nor what it goes by have changed."""
 LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks take among many topics, however much happens."""
 PAUSE_MAX_S: Final = 1.0
 """What waits for a look waits no longer than this, though."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
+
+
+class _GoesBy(NamedTuple):
+    """What a look goes by of the control state, in which something else changes many times a minute."""
+
+    links: object
+    truncations: object
+    successions: object
+    sync_records: object
+    level: int
+
+    @classmethod
+    def of(cls, state: ControlState) -> _GoesBy:
+        return cls(state.links, state.truncations, state.successions, state.sync_records, state.level)
+
+    def is_as(self, other: _GoesBy | None) -> bool:
+        """Whether nothing was changed: not what is in the tables, of which there are thousands, is compared."""
+        return other is not None and all(map(is_, self, other))
+
+
+NOT_SETTLED: Final[tuple[_GoesBy | None, float]] = (None, 0.0)
 
 
 class _Share(NamedTuple):
@@ -76,8 +97,10 @@ class Discovery:
         self._error: str | None = None
         self._shares: dict[tuple[str, str], _Share] = {}
         """By link and topic, as of the last look."""
+        self._seen: _GoesBy | None = None
+        """As of the last change of the control state."""
         self._settled = NOT_SETTLED
-        """The control state with which all that is led is pushed, and until when that need not be looked at."""
+        """With what all that is led is pushed, and until when that need not be looked at."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.topic_ids: dict[str, bytes] = {}
@@ -100,6 +123,13 @@ class Discovery:
     async def stop(self) -> None:
         await self._tasks.close()
         await self._configs.stop()
+
+    def control_changed(self, state: ControlState) -> None:
+        """Look again now if a look may find something else."""
+        seen = _GoesBy.of(state)
+        if not seen.is_as(self._seen):
+            self._seen = seen
+            self.wake()
 
     def wake(self) -> None:
         """Look again now."""
@@ -175,14 +205,14 @@ class Discovery:
 
     async def _look(self) -> float:
         """Look at what there is; how long the process was busy with that, in seconds."""
-        state = self._context.control.state
+        goes_by = _GoesBy.of(self._context.control.state)
         # Without a lease another proxy may front these brokers, and push the same partitions.
         leading = self._leading() if self._context.clock.monotonic() < self._context.lease_deadline else []
         topics = await self._context.cluster.topics() if leading else {}
         began = self._context.clock.monotonic()
         if leading:
             settled_with, until = self._settled
-            if settled_with is state and began < until and topics == self.topics:
+            if goes_by.is_as(settled_with) and began < until and topics == self.topics:
                 self.looks += 1
                 return 0.0
             self._find(leading, topics)
@@ -192,7 +222,7 @@ class Discovery:
             self._targets.sends = frozenset()
             self.led, self.topic_ids, self._shares = {}, {}, {}
         all_pushed = self._found(topics) and bool(leading)
-        self._settled = (state, began + SETTLED_S) if all_pushed else NOT_SETTLED
+        self._settled = (goes_by, began + SETTLED_S) if all_pushed else NOT_SETTLED
         return self._context.clock.monotonic() - began
 
     def _answered(self, link_name: str, names: Collection[str]) -> None:

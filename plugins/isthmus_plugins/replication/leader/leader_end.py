@@ -506,6 +506,7 @@ class LeaderEnd(Part):
             self._origins_seen = state.origins
             for stream in self._streams.values():
                 stream.look_again()
+        self.discovery.control_changed(state)
 
     def knows_origins(self, stream: LeaderStream, header: BatchHeader) -> bool:
         """Whether the follower was told where the next batch comes from; if not it is, and then the stream goes on."""

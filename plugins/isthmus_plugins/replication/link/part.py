@@ -26,7 +26,8 @@ class Part:
         """End that."""
 
     def control_changed(self, state: ControlState) -> None:
-        """The control state is another one; called once before :meth:`start`, too."""
+        """The control state is another one; called once before :meth:`start`, too. Wakes whoever does not say more."""
+        self.wake()
 
     def wake(self) -> None:
         """Links, connections or topics may be others."""

@@ -60,6 +60,7 @@ class ToldSourceLosses(Part):
     def control_changed(self, state: ControlState) -> None:
         for name in self._heard.keys() - state.links.keys():
             del self._heard[name]
+        self.wake()
 
     def connection_lost(self, connection: LinkConnection) -> None:
         self._said.pop(connection, None)

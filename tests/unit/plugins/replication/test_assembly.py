@@ -91,6 +91,24 @@ class Told(Part):
         self._told.append((self._name, "wake"))
 
 
+def test_another_control_state_wakes_whoever_does_not_say_more() -> None:
+    class Wakes(Part):
+        woken = 0
+
+        def wake(self) -> None:
+            self.woken += 1
+
+    def work() -> None:
+        parts, told = assembled(), list[tuple[str, str]]()
+        stand_ins: dict[str, Any] = {"service": Wakes(), "observing": Told("observing", told)}
+        parts = replace(parts, **stand_ins)
+        parts.control_changed(parts.context.control.state)
+        assert stand_ins["service"].woken == 1
+        assert told == [("observing", "control")]
+
+    simulated(work)
+
+
 def test_parts_are_told_in_the_order_of_their_fields_and_stop_in_reverse() -> None:
     async def run() -> None:
         told: list[tuple[str, str]] = []
@@ -99,7 +117,7 @@ def test_parts_are_told_in_the_order_of_their_fields_and_stop_in_reverse() -> No
         stand_ins: dict[str, Any] = {name: Told(name, told) for name in names}
         parts = replace(parts, **stand_ins)
         parts.start()
-        once = [(name, what) for what in ("control", "wake", "start") for name in names]
+        once = [(name, what) for what in ("control", "start") for name in names]
         assert told == once, "what is known counts before anything begins"
         told.clear()
         await parts.stop()

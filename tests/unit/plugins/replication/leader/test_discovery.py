@@ -73,6 +73,9 @@ class Scene:
         self.state: Any = SimpleNamespace(
             cluster_id="A",
             truncations={},
+            successions={},
+            sync_records={},
+            level=0,
             predecessors=lambda name, topic_id: (),
             links={},
         )
@@ -325,19 +328,25 @@ def test_what_a_target_says_counts_without_another_look(meanwhile: str) -> None:
     on_scene(work)
 
 
-@pytest.mark.parametrize("what", ["nothing", "topics", "state", "woken", "a stream", "lease"])
+@pytest.mark.parametrize("what", ["nothing", "another state", "topics", "links", "woken", "a stream", "lease"])
 def test_what_is_pushed_is_not_looked_at_whole_until_something_has_changed(what: str) -> None:
     async def work(scene: Scene) -> None:
         scene.add("l-t", 1)
         await asyncio.sleep(2 * SETTLED_S)
         scene.all_pushed = True
+        scene.discovery.control_changed(scene.state)
         scene.discovery.wake()
         await asyncio.sleep(DISCOVERY_INTERVAL_S / 4)
         whole, looks = len(scene.looks), scene.discovery.looks
         if what == "topics":
             scene.add("l-u", 1)
-        elif what == "state":
+        elif what == "another state":
             scene.context.control.state = scene.state = copy(scene.state)
+            scene.discovery.control_changed(scene.state)
+        elif what == "links":
+            scene.context.control.state = scene.state = copy(scene.state)
+            scene.state.links = dict(scene.state.links)
+            scene.discovery.control_changed(scene.state)
         elif what == "woken":
             scene.discovery.wake()
         elif what == "a stream":
@@ -346,7 +355,7 @@ def test_what_is_pushed_is_not_looked_at_whole_until_something_has_changed(what:
             scene.context.lease_deadline = 0.0
         await asyncio.sleep(1.5 * DISCOVERY_INTERVAL_S)
         assert scene.discovery.looks > looks or what == "lease"
-        assert (len(scene.looks) > whole) == (what != "nothing")
+        assert (len(scene.looks) > whole) == (what not in ("nothing", "another state"))
         scene.context.lease_deadline = float("inf")
         await asyncio.sleep(1.5 * DISCOVERY_INTERVAL_S)
         assert scene.led.keys() >= {("l-t", 0)}, "led again"
