@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from isthmus_plugins.api import Ask, Gate, Hold, Request, ResponseHook, Verdict
+from isthmus_protocol.elements import TooManyElements, at_most
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,6 +25,8 @@ SWITCH_S: Final = 0.0002
 """How long the loop waits for a thread that computes. Python's default is 5 ms, for each thing that the loop does."""
 ANSWER_BYTES_AT_ONCE: Final = 8 * 1024
 """Of an answer that the loop decodes: some hundred elements, as brokers answer."""
+ANSWER_ELEMENTS_AT_ONCE: Final = 2_000
+"""Of an answer that the loop goes through, and does not decode: less than a millisecond."""
 _thread: Final = ThreadPoolExecutor(1, "aside")
 
 
@@ -118,6 +121,17 @@ def found_aside(find: Callable[[bytes], T], hook: Callable[[T], bytes | Gate], f
 def answered_by_size(hook: ResponseHook, frame: bytes) -> bytes | Gate:
     """What a pure hook makes of an answer that a small request may have: a large one it sees in the thread."""
     return hook(frame) if len(frame) <= ANSWER_BYTES_AT_ONCE else _answered_aside(hook, frame)
+
+
+def answered_by_elements(hook: ResponseHook, frame: bytes) -> bytes | Gate:
+    """The same of a hook that does not decode: what has many elements, not many bytes, it sees in the thread."""
+    if len(frame) <= ANSWER_BYTES_AT_ONCE:
+        return hook(frame)
+    try:
+        with at_most(ANSWER_ELEMENTS_AT_ONCE):
+            return hook(frame)
+    except TooManyElements:
+        return _answered_aside(hook, frame)
 
 
 def _answered_aside(hook: ResponseHook, frame: bytes) -> bytes | Gate:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -41,11 +41,13 @@ from isthmus_plugins.api import (
     ResponseHook,
     Verdict,
 )
+from isthmus_plugins.aside import aside
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.held_answers import HeldAnswers
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
+from isthmus_protocol.elements import carried
 from isthmus_protocol.produce_answers import Writes, writes
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
@@ -56,6 +58,8 @@ STEP_S: Final = 0.2
 """How often is looked at what may have waited for too long."""
 KNOWN_MAX: Final = 100_000
 """Topics that are remembered, of each kind."""
+TOPICS_AT_ONCE: Final = 500
+"""Of a request of many, that the confirmer is asked about in one go: a millisecond."""
 
 
 class Acks(Protocol):
@@ -187,7 +191,7 @@ class AckGate:
     # ---- requests ----
 
     def hook(self) -> RequestHook:
-        return RequestHook(ApiKey.PRODUCE, self.on_produce)
+        return RequestHook(ApiKey.PRODUCE, self.on_produce, pure=True)
 
     def on_produce(self, request: Request) -> Verdict:
         """Have the answer wait, if it acks records that must be confirmed."""
@@ -202,19 +206,32 @@ class AckGate:
             if len(topics) == 1 and acks != 0:
                 request.leave = self._leave
             return None
+        if request.aside:
+            return Hold(self._looked_closer(request, topics, carried(partial(writes, request.version, request.frame))))
         return self._look_closer(request, topics)
 
-    def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
-        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+    async def _looked_closer(self, request: Request, topics: Sequence[bytes], written: Callable[[], Writes]) -> Verdict:
+        """The same of a request of many topics: the confirmer is asked on the loop, about some of them at a time.
+
+        ``written``: what the request writes, read in the thread.
+        """
         names: dict[bytes, str] = {}
-        for topic in topics:
-            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
-            if name is None:
-                return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
-            if self._concerns(name):
-                names[topic] = name
-            elif len(self._free) < KNOWN_MAX and len(topic) <= TOPIC_NAME_CHARS_MAX:
-                self._free.add(topic)
+        for begin in range(0, len(topics), TOPICS_AT_ONCE):
+            some = topics[begin : begin + TOPICS_AT_ONCE]
+            found = self._concerned_of(request, some)
+            if found is None:
+                known = await self._known(topics)
+                return known if isinstance(known, Close) else await self._looked_closer(request, known, written)
+            names |= found
+            await asyncio.sleep(0)
+        if not names:
+            return None
+        return self._has_wait(request, names, await aside(written))
+
+    def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
+        names = self._concerned_of(request, topics)
+        if names is None:
+            return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
         if not names:
             return None
         if not request.whole:
@@ -223,8 +240,26 @@ class AckGate:
         if len(topics) == 1 and len(self._names) < KNOWN_MAX:
             self._names |= names
             request.leave = self._waiting_leaves.get(broker_id) or self._leave_to_wait(broker_id)
-        written = writes(request.version, request.frame)
-        return Replace(request.frame, partial(self.hold, broker_id, request.version, written, names, request.now))
+        return self._has_wait(request, names, writes(request.version, request.frame))
+
+    def _concerned_of(self, request: Request, topics: Collection[bytes]) -> dict[bytes, str] | None:
+        """The names of those that the confirmer is concerned with; None: a name is not known."""
+        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+        names: dict[bytes, str] = {}
+        for topic in topics:
+            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+            if name is None:
+                return None
+            if self._concerns(name):
+                names[topic] = name
+            elif len(self._free) < KNOWN_MAX and len(topic) <= TOPIC_NAME_CHARS_MAX:
+                self._free.add(topic)
+        return names
+
+    def _has_wait(self, request: Request, names: Mapping[bytes, str], written: Writes) -> Verdict:
+        """Have the answer to what is written wait."""
+        hold = partial(self.hold, request.client.broker_id, request.version, written, names, request.now)
+        return Replace(request.frame, hold)
 
     def _leave_to_wait(self, broker_id: int) -> Leave:
         leave = self._waiting_leaves[broker_id] = Leave(float("inf"), partial(self._on_known, broker_id))
@@ -247,12 +282,17 @@ class AckGate:
 
     async def _resolved(self, request: Request, topics: Collection[bytes]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
+        known = await self._known(topics)
+        return known if isinstance(known, Close) else self._look_closer(request, known)
+
+    async def _known(self, topics: Collection[bytes]) -> list[bytes] | Close:
+        """Those of some topics that there are, of which the names have been read from the cluster."""
         try:
             found = await self._context.topic_names(topics)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         # The broker does not know the others, either. It appends to those that it knows, whatever else is named.
-        return self._look_closer(request, [topic for topic in topics if topic in found])
+        return [topic for topic in topics if topic in found]
 
     def _concerns(self, topic: str) -> bool:
         concerned = self._concerned.get(topic)

@@ -6,10 +6,13 @@ count, so too many are refused before any of them is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeVar
 
 from isthmus_protocol.wire import MalformedFrame
+
+T = TypeVar("T")
 
 _NUMBERS_EACH: Final = 16
 """Numbers that are unpacked at once cost as much as one element."""
@@ -20,13 +23,14 @@ class TooManyElements(MalformedFrame):
 
 
 class _Bound:
-    """So many, and so many of them are left; ``each``: for each reading of a message anew."""
+    """So many, and so many of them are left; ``each``, ``aside``: see :class:`at_most`."""
 
-    __slots__ = ("each", "elements", "left")
+    __slots__ = ("aside", "each", "elements", "left")
 
-    def __init__(self, elements: int, each: bool) -> None:
+    def __init__(self, elements: int, each: bool, aside: int) -> None:
         self.elements = self.left = elements
         self.each = each
+        self.aside = aside
 
 
 _bound: Final[ContextVar[_Bound | None]] = ContextVar("elements", default=None)
@@ -34,18 +38,32 @@ _bound: Final[ContextVar[_Bound | None]] = ContextVar("elements", default=None)
 
 class at_most:
     """``with at_most(elements)``: whoever reads more raises TooManyElements; in all, or ``each`` time that a message is
-    read. Other threads are not bounded."""
+    read. Other threads are not bounded, but by what is :func:`carried` there: to ``aside``, if given, each time."""
 
     __slots__ = ("_before", "_inside")
 
-    def __init__(self, elements: int, *, each: bool = False) -> None:
-        self._inside = _Bound(elements, each)
+    def __init__(self, elements: int, *, each: bool = False, aside: int | None = None) -> None:
+        self._inside = _Bound(elements, each, elements if aside is None else aside)
 
     def __enter__(self) -> None:
         self._before = _bound.set(self._inside)
 
     def __exit__(self, *raised: object) -> None:
         _bound.reset(self._before)
+
+
+def carried(work: Callable[[], T]) -> Callable[[], T]:
+    """Work for another thread, or for later, with the bound that is for it here."""
+    bound = _bound.get()
+    if bound is None:
+        return work
+    elements = bound.aside
+
+    def bounded() -> T:
+        with at_most(elements, each=True):
+            return work()
+
+    return bounded
 
 
 def begin() -> None:

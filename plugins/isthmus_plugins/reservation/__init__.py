@@ -24,7 +24,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
 from isthmus_plugins.api import NEED_MORE, WITHOUT_RECORDS, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import as_asked, decided_aside, for_the_thread
+from isthmus_plugins.aside import as_asked, decided_aside, for_the_thread, on_loop
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
@@ -42,6 +42,7 @@ from isthmus_plugins.reservation.verdicts import (
 )
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
+from isthmus_protocol.elements import carried
 from isthmus_protocol.error_codes import (
     COORDINATOR_LOAD_IN_PROGRESS,
     INVALID_REQUEST,
@@ -120,7 +121,7 @@ class ReservationPlugin:
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
         return [
-            RequestHook(ApiKey.PRODUCE, self.on_produce),
+            RequestHook(ApiKey.PRODUCE, self.on_produce, pure=True),
             RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, pure=True),
             *(RequestHook(api, self.on_change, whole=True, pure=True) for api in CODES if api is not ApiKey.PRODUCE),
             RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True, pure=True),
@@ -134,7 +135,10 @@ class ReservationPlugin:
     def on_produce(self, request: Request) -> Verdict:
         """Forward a Produce request whose topics are all known to be writable; look closer at any other."""
         leave = self._leave
-        if request.now > leave.until:
+        if request.aside:
+            if request.now > self._context.lease_deadline:
+                return self._without_lease(request)
+        elif request.now > leave.until:
             # A lease may end before it runs out: the wall clock says that this machine stood still.
             leave.until = min(self._context.lease_deadline, request.now + LEAVE_S)
             if request.now > leave.until:
@@ -152,16 +156,23 @@ class ReservationPlugin:
 
     def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+        lookup = self._lookup
         for topic in topics:
             name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
-            if name is None or self._lookup.topic_reservation(name) is not None:
+            if name is None or lookup.topic_reservation(name) is not None:
                 if request.whole:
                     return _by_size(request, self.on_change)
                 return WITHOUT_RECORDS if name is not None and len(topics) == 1 else NEED_MORE
+        on_loop(self._allow, lookup, {topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX})
+        return None
+
+    def _allow(self, lookup: Lookup, topics: set[bytes]) -> None:
+        """Remember what clients may write as far as this lookup says, if it counts still."""
+        if lookup is not self._lookup:
+            return
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.clear()
-        self._allowed.update(topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX)
-        return None
+        self._allowed |= topics
 
     def _without_lease(self, request: Request) -> Verdict:
         if not request.whole:  # not worth to be kept until it is whole
@@ -310,7 +321,7 @@ plugin = ReservationPlugin()
 
 
 def _by_size(request: Request, decide: Callable[[Request], Verdict]) -> Verdict:
-    """Decide about a Produce that most likely is refused. Its hooks are not pure, but what refuses it is."""
-    if not request.whole or len(request.frame) <= REFUSED_BYTES_AT_ONCE:
+    """Decide about a Produce that most likely is refused: of what it names each is answered."""
+    if not request.whole or request.aside or len(request.frame) <= REFUSED_BYTES_AT_ONCE:
         return decide(request)
-    return Hold(decided_aside(partial(decide, for_the_thread(request))))
+    return Hold(decided_aside(carried(partial(decide, for_the_thread(request)))))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CAUSE: Final = "too_many_elements"
 ELEMENTS_AT_ONCE: Final = 1_000
 """Of a request that the loop decides: some 3 ms."""
+PRODUCE_ELEMENTS_AT_ONCE: Final = 400
+"""Of a Produce, each time that one of its hooks reads it: 200 topics, of whose batches each may be looked into."""
 BYTES_AT_ONCE: Final = 64 * 1024
 """A request with more is not begun on the loop: one name of megabytes is few elements, and takes as long."""
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
 from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, TapNote, Verdict, tap_answer_bytes
-from isthmus_plugins.aside import answered_by_size
+from isthmus_plugins.aside import answered_by_elements, answered_by_size
 from isthmus_plugins.chain import Chain
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
@@ -177,7 +177,7 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     elif hooks:
         route.on_request = Chain(tuple(hook.on_request for hook in hooks))
     route.whole = any(hook.whole for hook in hooks)
-    route.pure = bool(hooks) and all(hook.pure and hook.whole for hook in hooks)
+    route.pure = bool(hooks) and all(hook.pure for hook in hooks)
     route.looked_at = route.acks is not None or route.on_request is not None
     if route.api_key == ApiKey.API_VERSIONS:
         route.on_response = partial(api_versions.intersect, route.version)
@@ -186,7 +186,8 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     if rewrite is not None:
         pass_plain = pass_plain_produce(route.version) if route.api_key == ApiKey.PRODUCE else None
         look = _with_addresses(rewrite, address_map, pass_plain)
-        route.on_response = partial(answered_by_size, look) if route.api_key in _LISTING else look
+        answered = answered_by_size if route.api_key in _LISTING else answered_by_elements
+        route.on_response = partial(answered, look)
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
             route.stream_response = partial(stream, address_map)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, Since, told_aside
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, PRODUCE_ELEMENTS_AT_ONCE, Since, told_aside
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
 from isthmus.session.queued_bytes import UNCOUNTED_BYTES
-from isthmus.session.refused_produce import RefusedProduce
+from isthmus.session.refused_produce import RefusedProduce, has_few_partitions
 from isthmus.session.session import AUTHENTICATING, SERVING, SessionState
 from isthmus.session.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
@@ -471,7 +471,7 @@ class Downstream(Peer):
                         self.session.hook_failed(route, error)
                         return
                     if verdict is not None:
-                        if verdict is WITHOUT_RECORDS:
+                        if verdict is WITHOUT_RECORDS and _may_be_thrown_away(route, data, position):
                             if start < position:
                                 self._upstream.send(data[start:position])
                             self._throw_away(route, correlation_id, 4 + size, data[position:])
@@ -695,9 +695,15 @@ class Downstream(Peer):
         deciding = self._gateway.deciding
         if not route.pure:
             return deciding.ask(route, request)
-        if len(request.frame) <= BYTES_AT_ONCE:
+        if route.acks is not None:  # most bytes of a Produce are records, which hooks skip
+            bound = at_most(PRODUCE_ELEMENTS_AT_ONCE, each=True, aside=deciding.elements_max)
+            with contextlib.suppress(TooManyElements), bound:
+                return route.on_request(request)
+        elif len(request.frame) <= BYTES_AT_ONCE:
             with contextlib.suppress(TooManyElements), at_most(ELEMENTS_AT_ONCE):
                 return route.on_request(request)
+        if not request.whole:
+            return NEED_MORE
         request.leave = None
         return Hold(deciding.verdict(route, request))
 
@@ -836,6 +842,16 @@ def _drop(verdict: Verdict) -> None:
     """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
     if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
         verdict.verdict.close()
+
+
+def _may_be_thrown_away(route: Route, data: bytes, position: int) -> bool:
+    """Whether so few partitions are in a Produce of which this has the first bytes. Others are kept for the thread."""
+    assert route.head_end is not None
+    try:
+        end = route.head_end(data, position)
+    except NeedMore:
+        return False
+    return end is not None and has_few_partitions(route.version, data, end)
 
 
 def _refused_still(verdict: Verdict) -> Verdict:

@@ -10,11 +10,26 @@ from isthmus_protocol.elements import TooManyElements
 from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.peeks import topics_are_ids
 from isthmus_protocol.produce_scan import ProduceScan
-from isthmus_protocol.schema import ApiKey
-from isthmus_protocol.wire import MalformedFrame
+from isthmus_protocol.schema import ApiKey, request_flexible
+from isthmus_protocol.wire import MalformedFrame, read_uvarint
 
+PARTITIONS_MAX: Final = 500
+"""Of one that is thrown away: each is looked at as it comes, and put into the request that is left, on the loop."""
 _SLICE_BYTES: Final = 16 * 1024
 """Of which the partitions are counted before more is looked at."""
+
+
+def has_few_partitions(version: int, data: bytes, end: int) -> bool:
+    """Whether a Produce to one topic, whose name ends at ``end``, says that it has no more than may be thrown away."""
+    try:
+        if request_flexible(ApiKey.PRODUCE, version):
+            count, behind = read_uvarint(data, end)
+            count -= 1
+        else:
+            count, behind = int.from_bytes(data[end : end + 4], "big", signed=True), end + 4
+    except IndexError:
+        return False
+    return behind <= len(data) and count <= PARTITIONS_MAX
 
 
 class RefusedProduce:

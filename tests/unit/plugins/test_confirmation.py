@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import tracemalloc
 import uuid
 from collections.abc import Collection
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from isthmus_plugins.api import Client, Gate, Hold, Leave, Replace, Request, ResponseHook, Verdict
+from isthmus_plugins.aside import decided_aside
 from isthmus_plugins.cluster import TopicPartition
-from isthmus_plugins.confirmation import AckGate, Confirmer
+from isthmus_plugins.confirmation import TOPICS_AT_ONCE, AckGate, Confirmer
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -181,3 +184,52 @@ def test_an_ack_waits_whatever_else_the_request_names(acks: Acks) -> None:
     acks.confirm("a", 0, 8)
     assert isinstance(waiting, Gate)
     assert waiting._frame == answer
+
+
+def test_of_many_topics_the_confirmer_is_asked_on_the_loop_some_at_a_time(acks: Acks) -> None:
+    names = [f"free-{number}" for number in range(3 * TOPICS_AT_ONCE)]
+    asked = produced({**{name: {0: 1} for name in names}, "a": {0: 2}})
+    asked.aside = True
+    threads, turns = set[int](), 0
+    concerns = acks.archive.concerns
+
+    def noted(topic: str) -> bool:
+        threads.add(threading.get_ident())
+        return concerns(topic)
+
+    acks.archive.concerns = noted  # type: ignore[method-assign]
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def decided() -> Verdict:
+        turning = asyncio.ensure_future(turn())  # noqa: TID251
+        verdict = await decided_aside(partial(acks.gate.on_produce, asked))
+        turning.cancel()
+        return verdict
+
+    verdict = asyncio.run(decided())
+    assert threads == {threading.get_ident()}
+    assert turns > 3
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    answer = verdict.on_response(appended({"free-0": {0: 3}, "a": {0: 7}}))
+    assert not is_open(answer)
+    acks.confirm("a", 0, 9)
+    assert is_open(answer)
+
+
+def test_many_topics_that_are_free_are_decided_in_the_thread_once_they_are_known(acks: Acks) -> None:
+    asked = produced({f"free-{number}": {0: 1} for number in range(1_000)})
+    asked.aside = True
+    first = acks.gate.on_produce(asked)
+    assert isinstance(first, Hold)
+    assert asyncio.run(_awaited(first)) is None
+    assert acks.gate.on_produce(asked) is None
+
+
+async def _awaited(hold: Hold) -> Verdict:
+    return await hold.verdict

@@ -26,7 +26,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import answered_on_loop, as_asked, aside
+from isthmus_plugins.aside import answered_on_loop, as_asked, aside, on_loop
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.fetch_verdicts import without_session
 from isthmus_plugins.process import PluginContext
@@ -153,13 +153,14 @@ class ConfirmedReads:
 
     def on_fetch(self, request: Request) -> Verdict:
         """Have the answer cut if it may hold what is not confirmed."""
+        sessions = self._sessions.now
         if not self._active:
             return None
         wait_ms, isolation, _, session_epoch, topics, _ = peeks.fetch_partitions(request.version, request.frame)
         names = self._names(request, (topic for topic, _ in topics))
         if names is None:
             return Hold(self._resolved(_kept(request), [topic for topic, _ in topics], self.on_fetch))
-        if (ended := self._sessions.end(request, session_epoch, bool(names))) is not None:
+        if (ended := self._sessions.end(sessions, request, session_epoch, bool(names))) is not None:
             return ended
         if not names:
             return None
@@ -197,20 +198,27 @@ class ConfirmedReads:
         """Of the topics of a request, those that are cut, by what the frame calls them. None: a name is not known."""
         by_id = peeks.topics_are_ids(request.api_key, request.version)
         names: dict[bytes, str] = {}
+        lookup, found = self._lookup, dict[bytes, str | None]()
         for topic in topics:
-            if topic in self._asked:
-                name = self._asked[topic]
-            else:
+            name = self._asked.get(topic, "")
+            if name == "":
                 known = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
                 if known is None:
                     return None
                 demands = self._context.control.state.lookup.demands(ResourceType.TOPIC, known)
                 name = known if demands.confirmed and self._is_led(known) else None
                 if len(topic) <= TOPIC_NAME_CHARS_MAX:
-                    self._remember({topic: name})
+                    found[topic] = name
             if name is not None:
                 names[topic] = name
+        if found:
+            on_loop(self._remember_of, lookup, found)
         return names
+
+    def _remember_of(self, lookup: Lookup | None, names: Mapping[bytes, str | None]) -> None:
+        """What was found by this lookup; in the thread there may be another one meanwhile."""
+        if lookup is self._lookup:
+            self._remember(names)
 
     async def _resolved(self, request: Request, topics: Iterable[bytes], look: Callable[[Request], Verdict]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""

@@ -15,6 +15,7 @@ the log has already are looked at: a broker takes such a batch for a repeated on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
 from collections import Counter
@@ -27,11 +28,13 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import TopicHistory
 from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import as_asked, on_loop
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.client_views.producer_origins import (
+    PARTITIONS_AT_ONCE,
     Doubtful,
     OutOfSequence,
     ProducedBatch,
@@ -81,7 +84,7 @@ class MovedProducers(Part):
     def hooks(self) -> Sequence[RequestHook]:
         return [
             RequestHook(ApiKey.INIT_PRODUCER_ID, self.on_init, whole=True),
-            RequestHook(ApiKey.PRODUCE, self.on_produce),
+            RequestHook(ApiKey.PRODUCE, self.on_produce, pure=True),
         ]
 
     def metrics(self) -> Iterable[Metric]:
@@ -148,6 +151,7 @@ class MovedProducers(Part):
     def _written_as(self, request: Request, topics: Topics) -> Verdict:
         """The request with batches as their producers of here write them."""
         frame: bytearray | None = None
+        moved = Counter[str]()
         try:
             for topic, partitions in topics:
                 for partition, start, end in partitions:
@@ -165,11 +169,15 @@ class MovedProducers(Part):
                     if cluster_id != self._own:
                         frame = frame or bytearray(request.frame)
                         frame[start : start + HEADER_SIZE] = self._moved(batch, header, cluster_id)
+                        moved[cluster_id] += 1
         except BatchError:
             return None  # the broker refuses it
         except (Doubtful, ProducerIdOverflow) as error:
             return self._refused(request, str(error))
-        return None if frame is None else Replace(bytes(frame))
+        if frame is None:
+            return None
+        on_loop(self._written.update, moved)
+        return Replace(bytes(frame))
 
     def _origin(self, request: Request, topic: bytes, partition: int, header: BatchHeader) -> str | None:
         """The cluster that a producer is of; None: that has to be found out."""
@@ -196,12 +204,16 @@ class MovedProducers(Part):
     async def _found_out(self, request: Request, topics: Topics) -> Verdict:
         """What becomes of a request when it is known of which cluster its producers are."""
         batches: dict[tuple[int, int], list[ProducedBatch]] = {}
+        looked_at = 0
         try:
             for topic, partitions in topics:
                 name = self._topic_name(request, topic) or (await self._context.topic_names((topic,))).get(topic)
                 if name is None:
                     return None  # the broker knows no such topic, either
                 for partition, start, end in partitions:
+                    looked_at += 1
+                    if looked_at % PARTITIONS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                     data = memoryview(request.frame)[start:end]
                     header = _numbered(data)
                     if header is None:
@@ -218,36 +230,37 @@ class MovedProducers(Part):
         except BatchError:
             return None  # the broker refuses it
         except (Doubtful, ProducerIdOverflow) as error:
-            return self._refused(request, str(error))
+            return await as_asked(request, self._refused, request, str(error))
         except OutOfSequence as error:
             # Which it is for a broker, too, where the sequence is none of its last batches': clients raise the epoch.
-            return self._refused(request, str(error), OUT_OF_ORDER_SEQUENCE_NUMBER)
+            return await as_asked(request, self._refused, request, str(error), OUT_OF_ORDER_SEQUENCE_NUMBER)
         except (BrokerUnavailable, KafkaRefused, OperationError) as error:
             return Close(f"it cannot be found out where a producer comes from: {error}")
-        return self._written_as(request, topics)
+        return await as_asked(request, self._written_as, request, topics)
 
     def _moved(self, batch: memoryview, header: BatchHeader, cluster_id: str) -> bytes:
         """A batch's header under the id that its producer has here. Raises BatchError, ProducerIdOverflow."""
-        moved = restamped_header(
+        return restamped_header(
             batch,
             base_offset=header.base_offset,
             producer_id=carry(header.producer_id, self._ranges[cluster_id], self._ranges[self._own]),
             producer_epoch=header.producer_epoch,
             base_sequence=header.base_sequence,
         )
-        self._written[cluster_id] += 1
-        return moved
 
     def _refused(self, request: Request, reason: str, code: int = INVALID_PRODUCER_ID_MAPPING) -> Verdict:
         """Have the client begin anew: under a number of this cluster its next batches are nobody else's.
 
         It is not told the reason, which names clusters and what logs hold: the broker has not said whether it may know.
         """
-        self._doubtful += 1
-        self._refusals.one(request.client.address.rpartition(":")[0], reason)
+        on_loop(self._count_refused, request.client.address.rpartition(":")[0], reason)
         head, payload = decode_request(request.frame)
         refusal = Refusal(code, "it is in doubt where this producer comes from: begin with a new producer")
         return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE)
+
+    def _count_refused(self, host: str, reason: str) -> None:
+        self._doubtful += 1
+        self._refusals.one(host, reason)
 
 
 def _say_refused(count: int, reason: str) -> None:

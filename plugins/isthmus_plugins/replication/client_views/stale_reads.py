@@ -111,11 +111,12 @@ class StaleReads(Part):
 
     def on_fetch(self, request: Request) -> Verdict:
         """Answer for what may be stale; the rest is read from leaders, without a fetch session."""
+        sessions = self._sessions.now
         if not self._fresh:
             return None
         wait_ms, _, _, session_epoch, topics, _ = peeks.fetch_partitions(request.version, request.frame)
         named = any(topic in self._by_frame for topic, _ in topics)
-        if (ended := self._sessions.end(request, session_epoch, named)) is not None:
+        if (ended := self._sessions.end(sessions, request, session_epoch, named)) is not None:
             return ended
         if not named:
             return None

@@ -134,6 +134,7 @@ class SyncingTopics(Part):
     def on_fetch(self, request: Request) -> Verdict:
         """Answer for partitions that are Syncing, and forward the rest without a fetch session."""
         self._look()
+        sessions = self._sessions.now
         if not self._following:
             return None
         wait_ms, _, _, session_epoch, topics, _ = peeks.fetch_partitions(request.version, request.frame)
@@ -142,7 +143,7 @@ class SyncingTopics(Part):
             for topic, partitions in topics
             for partition, _ in partitions
         )
-        if (ended := self._sessions.end(request, session_epoch, named)) is not None:
+        if (ended := self._sessions.end(sessions, request, session_epoch, named)) is not None:
             return ended
         if not named:
             return None

@@ -26,7 +26,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Ask, Close, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.aside import answered_as_asked
+from isthmus_plugins.aside import answered_as_asked, on_loop
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.describing import described, question
 from isthmus_plugins.fetch_verdicts import refused_in_part
@@ -133,13 +133,14 @@ class TruncatingTopics(Part):
 
     def on_fetch(self, request: Request) -> Verdict:
         """Answer for withheld topics, and forward the rest without a fetch session."""
+        sessions = self._sessions.now
         if not self._withheld:
             return None
         wait_ms, _, _, session_epoch, topics, _ = peeks.fetch_partitions(request.version, request.frame)
         by_id = peeks.topics_are_ids(ApiKey.FETCH, request.version)
         keys = self._ids if by_id else {name.encode() for name in self._withheld}
         named = any(topic in keys for topic, _ in topics)
-        if (ended := self._sessions.end(request, session_epoch, named)) is not None:
+        if (ended := self._sessions.end(sessions, request, session_epoch, named)) is not None:
             return ended
         if not named:
             return None
@@ -277,13 +278,22 @@ class TruncatingTopics(Part):
         """Withheld topics as they stand in an answer with these brokers."""
         found = self._encoded.get((api_key, version, brokers))
         if found is None:
-            topics = [_described(each, brokers) for each in self._withheld.values()]
+            withheld = self._withheld
+            topics = [_described(each, brokers) for each in withheld.values()]
             made = encode_response(build_response(api_key, version, {"topics": topics}), 0)
-            found = dict(zip(self._withheld, topic_entries(api_key, version).all_of(made), strict=True))
-            if len(self._encoded) >= ENCODED_MAX:
-                self._encoded.clear()
-            self._encoded[api_key, version, brokers] = found
+            found = dict(zip(withheld, topic_entries(api_key, version).all_of(made), strict=True))
+            on_loop(self._remember, withheld, (api_key, version, brokers), found)
         return found
+
+    def _remember(
+        self, withheld: Mapping[str, Truncation], asked: tuple[int, int, tuple[int, ...]], shown: Mapping[str, bytes]
+    ) -> None:
+        """What was encoded of these; in the thread there may be others meanwhile."""
+        if withheld is not self._withheld:
+            return
+        if len(self._encoded) >= ENCODED_MAX:
+            self._encoded.clear()
+        self._encoded[asked] = shown
 
 
 def _asked_for(request: Request) -> list[bytes | None] | None:

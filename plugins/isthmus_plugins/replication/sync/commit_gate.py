@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from isthmus_control.model import NamespaceMapping, ResourceType
 from isthmus_plugins.api import Gate, Hold, Replace, Request, RequestHook, Verdict, passed_on
-from isthmus_plugins.aside import answered_as_asked, answered_on_loop
+from isthmus_plugins.aside import answered_as_asked, answered_on_loop, on_loop
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.held_answers import HeldAnswers, Wait
 from isthmus_plugins.process import PluginContext
@@ -165,13 +165,20 @@ class CommitGate:
         """With which others its commits wait alike."""
         found = self._scopes.get(group)
         if found is None:
+            links = self._links
             kind, lookup = ResourceType.CONSUMER_GROUP, self._context.control.state.lookup
             leading = (each.link.name for each in lookup.leading(kind, group))
-            found = GroupScope(lookup.demanding(kind, group), tuple(each for each in leading if each in self._links))
-            if len(self._scopes) >= SCOPES_MAX:
-                self._scopes.clear()
-            self._scopes[group] = found
+            found = GroupScope(lookup.demanding(kind, group), tuple(each for each in leading if each in links))
+            on_loop(self._remember, links, group, found)
         return found
+
+    def _remember(self, links: frozenset[str], group: str, scope: GroupScope) -> None:
+        """What was found while these were the links; in the thread the control log may have gone on meanwhile."""
+        if links is not self._links:
+            return
+        if len(self._scopes) >= SCOPES_MAX:
+            self._scopes.clear()
+        self._scopes[group] = scope
 
     async def _found(self, request: Request, group: str) -> Verdict:
         """Go on when it is known how many partitions the offsets topic has."""

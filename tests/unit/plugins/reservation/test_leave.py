@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,8 @@ from support.reservations import settled
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Namespace, NamespaceKey, ResourceType
-from isthmus_plugins.api import Answer, Client, Request
+from isthmus_plugins.api import Answer, Client, Request, Verdict
+from isthmus_plugins.aside import aside
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.reservation import LEAVE_S, ReservationPlugin
 from isthmus_plugins.tasks import Supervision
@@ -123,4 +126,39 @@ def test_it_ends_with_the_lease_and_goes_on_with_a_longer_one(process: Process) 
     assert isinstance(process.verdict, Answer), "nobody vouches for it"
     process.context.lease_deadline = process.now + 10
     assert process.ask("t").leave is leave
+    assert leave.until == process.now + LEAVE_S
+
+
+def test_what_the_thread_found_writable_is_not_remembered_when_it_is_reserved_by_then(process: Process) -> None:
+    request = produce("t", "to", now=process.now)
+    request.aside = True
+    decided = threading.Event()
+
+    def decide() -> Verdict:
+        try:
+            return process.plugin.on_produce(request)
+        finally:
+            decided.set()
+
+    async def main() -> None:
+        deciding = asyncio.ensure_future(aside(decide))  # noqa: TID251
+        await asyncio.sleep(0)
+        assert decided.wait(10)
+        process.reserve("t")  # before the loop hears of it
+        assert await deciding is None
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    process.ask("t", "to")
+    assert isinstance(process.verdict, Answer)
+
+
+def test_the_thread_gives_no_leave_and_asks_for_the_lease_itself(process: Process) -> None:
+    request = produce("t", now=process.now)
+    request.aside = True
+    assert process.plugin.on_produce(request) is None
+    leave = process.ask("t").leave
+    process.context.lease_deadline = process.now - 1
+    assert isinstance(settled(process.plugin.on_produce(request)), Answer)
+    assert leave is not None
     assert leave.until == process.now + LEAVE_S

@@ -13,14 +13,15 @@ import pytest
 from support.reservations import Process, asked, started
 from support.sessions import Front, answer, fronted, id_of, request, run, until
 
-from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, PRODUCE_ELEMENTS_AT_ONCE
 from isthmus.session.listener import Limits
-from isthmus_plugins.api import ASKED_ID, Answer, Ask, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import ASKED_ID, NEED_MORE, Answer, Ask, Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.aside import ANSWER_BYTES_AT_ONCE, answered_as_asked, on_loop
+from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_REQUEST, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED
 from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
-from isthmus_protocol.wire import MalformedFrame, write_uvarint
+from isthmus_protocol.wire import MalformedFrame, NeedMore, write_uvarint
 
 VERSION = 5
 QUESTION: Final = request(ASKED_ID, body=b"may it?")
@@ -80,6 +81,62 @@ def test_few_elements_of_many_bytes_are_decided_in_the_thread() -> None:
             client.send(frame := request(1, (ApiKey.DELETE_TOPICS, VERSION), name))
             assert await upstream.take() == frame
         assert decoding.on_loop == [False]
+
+    run(main())
+
+
+class Reading(Decoding):
+    """A hook that reads the topics of a Produce as soon as it can."""
+
+    def hook(self, pure: bool = True) -> RequestHook:
+        return RequestHook(ApiKey.PRODUCE, self.on_request, pure=pure)
+
+    def on_request(self, request: Request) -> Verdict:
+        self.on_loop.append(threading.current_thread() is threading.main_thread())
+        try:
+            peeks.produce_topics(request.version, request.frame)
+        except NeedMore:
+            return NEED_MORE
+        return self.verdict
+
+
+def written(correlation_id: int, topics: int, records: bytes = b"") -> bytes:
+    """A Produce to so many topics, of one partition each."""
+    partition = b"\x02" + bytes(4) + write_uvarint(len(records) + 1) + records + b"\x00"
+    body = b"\x00\x00" + struct.pack(">hi", -1, 30_000) + write_uvarint(topics + 1)
+    return request(correlation_id, (ApiKey.PRODUCE, 9), body + (b"\x02t" + partition + b"\x00") * topics + b"\x00")
+
+
+def test_a_produce_is_decided_in_the_thread_where_it_has_many_topics_not_many_bytes() -> None:
+    async def main() -> None:
+        for pure in (True, False):
+            reading = Reading()
+            async with fronted(reading.hook(pure), RequestHook(ApiKey.PRODUCE, lambda _: None, pure=True)) as front:
+                client, upstream, _ = await front.connect()
+                client.send(frame := written(1, PRODUCE_ELEMENTS_AT_ONCE // 2, records=bytes(BYTES_AT_ONCE // 16)))
+                assert len(frame) > BYTES_AT_ONCE
+                assert await upstream.take() == frame
+                assert set(reading.on_loop) == {True}
+                reading.on_loop.clear()
+                client.send(frame := written(2, PRODUCE_ELEMENTS_AT_ONCE // 2 + 1), request(3))
+                assert [await upstream.take() for _ in range(2)] == [frame, request(3)]
+                assert reading.on_loop[-1] is not pure
+
+    run(main())
+
+
+def test_of_a_produce_to_many_topics_that_has_not_come_as_a_whole_nothing_is_read() -> None:
+    async def main() -> None:
+        reading = Reading()
+        async with fronted(reading.hook()) as front:
+            client, upstream, session = await front.connect()
+            frame = written(1, 5_000)
+            client.send(frame[: len(frame) // 2])
+            await until(lambda: reading.on_loop == [True])
+            assert not session.pending
+            client.send(frame[len(frame) // 2 :])
+            assert await upstream.take() == frame
+            assert reading.on_loop == [True, True, False]
 
     run(main())
 

@@ -9,10 +9,11 @@ import pytest
 from support.reservations import EVERYTHING, Process, asked, started
 from support.sessions import answer, fronted, id_of, produce, request, run, settled, stalled, until
 
-from isthmus.session.refused_produce import RefusedProduce
+from isthmus.session.refused_produce import PARTITIONS_MAX, RefusedProduce, has_few_partitions
 from isthmus.session.session import Session
 from isthmus_control import commands as c
 from isthmus_control.model import ResourceType
+from isthmus_protocol import peeks
 from isthmus_protocol.elements import TooManyElements
 from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
@@ -54,6 +55,35 @@ def test_what_is_no_produce_or_has_too_many_partitions_is_refused() -> None:
         RefusedProduce(9, 5, len(frame), 49).feed(frame)
     with pytest.raises(MalformedFrame):
         RefusedProduce(9, 5, len(frame) - 30, 100).feed(frame)
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
+@pytest.mark.parametrize("partitions", [0, 1, PARTITIONS_MAX, PARTITIONS_MAX + 1, 20_000])
+def test_how_many_partitions_come_is_told_by_the_head(version: int, partitions: int) -> None:
+    frame = frame_of(version, *range(partitions), size=0)
+    ((_, end),) = peeks.peek(ApiKey.PRODUCE, version, "request", (("topic_data", ("name|topic_id@",)),))(frame)
+    assert has_few_partitions(version, frame, end) is (partitions <= PARTITIONS_MAX)
+    assert not has_few_partitions(version, frame[:end], end), "it is not there yet"
+
+
+def test_one_of_thousands_of_partitions_is_kept_and_refused_in_the_thread() -> None:
+    async def main() -> None:
+        process = Process()
+        hooks = started(process).isthmus_request_hooks()
+        process.reserve("closed-")
+        async with fronted(*hooks) as front:
+            client, upstream, session = await front.connect()
+            frame = frame_of(9, *range(5_000), size=10)
+            client.send(frame[:20_000])
+            await until(lambda: _kept(session) > 0)
+            client.send(frame[20_000:], request(6))
+            upstream.send(asked(await upstream.take(), EVERYTHING))
+            _, payload = decode_response(ApiKey.PRODUCE, 9, await client.take())
+            (topic,) = payload.responses  # type: ignore[attr-defined]
+            assert [each.error_code for each in topic.partition_responses] == [INVALID_REQUEST] * 5_000
+            assert id_of(await upstream.take()) == 6
+
+    run(main())
 
 
 def test_it_is_answered_in_its_turn_and_nothing_is_kept() -> None:

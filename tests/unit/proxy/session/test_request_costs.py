@@ -7,6 +7,7 @@ Elements are as small as they can be, and about what is reserved, so that each i
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 import time
 import tracemalloc
@@ -16,15 +17,24 @@ from collections.abc import Coroutine, Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl
 from support.reservations import Process, started
 from support.sessions import fronted, run
 
-from isthmus.session.deciding import Deciding
+from isthmus.session.deciding import PRODUCE_ELEMENTS_AT_ONCE, Deciding
 from isthmus.session.dispatch import Route, compile_routes
 from isthmus.session.downstream import WHOLE_FRAME_BYTES_MAX, Downstream
 from isthmus.session.listener import Limits
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Client, Hold, Request, RequestHook
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.confirmation import AckGate, Confirmer
+from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
+from isthmus_plugins.tasks import Supervision
+from isthmus_protocol.producer_epochs import first_epoch
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import BatchHeader
 from isthmus_protocol.schema import (
     ApiKey,
     EntitySpec,
@@ -110,7 +120,7 @@ def hooks_of() -> Sequence[RequestHook]:
 
 def looked_at() -> list[tuple[int, int]]:
     """APIs that are looked into, with their newest versions."""
-    apis = sorted({hook.api_key for hook in hooks_of()} - {ApiKey.PRODUCE})
+    apis = sorted({hook.api_key for hook in hooks_of()})
     return [
         (api, supported()[api][1]) for api in apis if any(_arrays(message_spec(api, supported()[api][1], "request")))
     ]
@@ -134,7 +144,9 @@ def _timed(inner: Coroutine[Any, Any, None], costs: list[float]) -> Generator[An
             thrown = error
 
 
-def loop_s(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[float, str]:
+def loop_s(
+    frame: bytes, monkeypatch: pytest.MonkeyPatch, hooks: Sequence[RequestHook] | None = None
+) -> tuple[float, str]:
     """The longest that a request keeps the loop, in seconds of CPU, and why its connection was closed, if it was."""
     costs: list[float] = []
     received, held = Downstream.data_received, Downstream._held_until
@@ -150,7 +162,7 @@ def loop_s(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[float, str]:
     causes: list[str] = []
 
     async def main() -> None:
-        async with fronted(*hooks_of()) as front:
+        async with fronted(*(hooks_of() if hooks is None else hooks)) as front:
             client, upstream, session = await front.connect()
             client.send(frame)
             heard = [asyncio.ensure_future(each) for each in (client.take(), upstream.take())]  # noqa: TID251
@@ -205,3 +217,50 @@ def test_no_request_keeps_the_loop(api_key: int, version: int, monkeypatch: pyte
         f"| {memory / (1 << 20):.1f} MiB | {refused_s * 1000:.1f} ms, {cause or 'forwarded'} |"
     )
     assert max(kept_s, refused_s) < LOOP_S_MAX
+
+
+# ---- Produce: all of its hooks, about batches that they look into ----
+
+
+class Everywhere(Confirmer):
+    """All acks wait for it."""
+
+    def concerns(self, topic: str) -> bool:
+        return True
+
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
+        return 0
+
+
+def produce_hooks(reserved: str) -> list[RequestHook]:
+    process = Process()
+    process.reserve(reserved)
+    rng = random.Random(1)
+    control = FakeControl("B", rng)
+    moved = MovedProducers(FakeContext(FakeCluster(rng), control))  # type: ignore[arg-type]
+    control.state = ControlState("B", producer_id_ranges={"B": 5, "A": 9})
+    moved.control_changed(control.state)
+    context: Any = types.SimpleNamespace(clock=time, supervision=Supervision())
+    hooks = (*started(process).isthmus_request_hooks(), *moved.hooks(), AckGate(context, Everywhere()).hook())
+    return [each for each in hooks if each.api_key == ApiKey.PRODUCE]
+
+
+def produce_to(topics: int) -> bytes:
+    """A Produce of a producer that moved, of one batch to each of so many topics."""
+    header = BatchHeader(0, 0, -1, 2, 0, 0, 0, 7, 7, 1, first_epoch("A"), 0, 1)
+    batch = encode_batch([Record(0, 7, None, b"v")], header)
+    partition = b"\x02" + bytes(4) + write_uvarint(len(batch) + 1) + batch + b"\x00"
+    data = b"".join(b"\x07t%05d" % each + partition + b"\x00" for each in range(topics))
+    body = b"\x00" + struct.pack(">hi", -1, 30_000) + write_uvarint(topics + 1) + data + b"\x00"
+    head = struct.pack(">hhih", ApiKey.PRODUCE, 9, 7, -1) + b"\x00"
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+@pytest.mark.parametrize("reserved", ["others-", "t"])
+def test_no_produce_to_thousands_of_topics_keeps_the_loop(reserved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = produce_hooks(reserved)
+    for topics in (PRODUCE_ELEMENTS_AT_ONCE // 2, Limits().request_elements_max // 2):
+        kept_s, cause = loop_s(produce_to(topics), monkeypatch, hooks)
+        print(f"\n{topics} topics of which {reserved!r} is reserved: {kept_s * 1000:.1f} ms")
+        assert not cause
+        assert kept_s < LOOP_S_MAX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simu
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ProvenanceRange, TopicHistory
 from isthmus_plugins.api import NEED_MORE, Answer, Hold, Replace, Request, Verdict
+from isthmus_plugins.aside import aside
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING, OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -98,6 +100,19 @@ def test_a_producer_that_comes_home_is_its_own_again(hooks: MovedProducers) -> N
     guest = at_home.on_produce(produce(9, batch(0, OWN, 4)))
     assert isinstance(guest, Replace)
     assert whole_header(written(guest.frame, 9)[0]).producer_id == carry(0, 5, 9)
+
+
+def test_what_is_decided_in_the_thread_is_counted_on_the_loop(hooks: MovedProducers) -> None:
+    async def main() -> None:
+        asked = produce(9, batch(0, FROM_A, 17), topics=3)
+        verdict = await aside(hooks.on_produce, asked)
+        assert isinstance(verdict, Replace)
+        assert {whole_header(each).producer_id for each in written(verdict.frame, 9)} == {carry(0, 9, 5)}
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    written_metric, _ = hooks.metrics()
+    assert [(each.labels["from_cluster_id"], each.value) for each in written_metric.samples] == [("A", 3)]
 
 
 def test_a_prefix_is_not_enough(hooks: MovedProducers) -> None:
