@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from isthmus_control.apply import apply
-from isthmus_control.commands import Body, Command, RecordLogEpochs, TermStart, ToldPartition, TopicEpochs
+from isthmus_control.commands import Body, Command, TermStart, ToldPartition
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import FollowerTopic, TopicState
@@ -31,7 +31,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import CONTENTS, Verification
 from isthmus_plugins.replication.link import calls, features, histories
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.histories import EpochSeen, LostBefore
+from isthmus_plugins.replication.link.own_logs import RECORDED_AT_MOST, Seen, epochs_due, epochs_of
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.records import BatchError
 
@@ -40,9 +40,6 @@ COMPARED_AT_ONCE: Final = 20
 """Topics: of each both logs are read."""
 CHECKED: Final = 100
 """Offsets before the end of what is shared whose records are compared."""
-MENDED_AT_MOST: Final = 4
-"""Times in a row: each leaves less that a log lost."""
-NO_EPOCH: Final = -1
 NOTHING_SAID: Final[Mapping[int, int]] = MappingProxyType({})
 TOKEN_CHARS: Final = 16
 
@@ -287,57 +284,23 @@ class SharedLogs:
             state = self._as_if(state, histories.to_lead(state, {(name, topic_id): starts_of}))
             limits = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
             seen = await asyncio.gather(
-                *(self._epochs_of(name, p, log[:2], log[2]) for p, log in zip(written, limits, strict=True))
+                *(epochs_of(self._context, (name, p), log[:2], log[2]) for p, log in zip(written, limits, strict=True))
             )
             for partition, epochs, log in zip(written, seen, limits, strict=True):
-                state = self._with_epochs(state, (name, topic_id), partition, epochs, log[:2], log[2])
+                state = self._with_epochs(state, Seen(name, topic_id, partition, epochs, log[:2], log[2]))
             known = [
                 state.origins_of(name, topic_id, p) if p in written else PartitionOrigins(known[p].ranges[:-1])
                 for p in partitions
             ]
         return [_Log(*each) for each in zip(known, starts, ends, strict=True)]
 
-    async def _epochs_of(
-        self, topic: str, partition: int, log: tuple[int, int], leader_epoch: int
-    ) -> tuple[EpochSeen, ...]:
-        """The leader epochs in which a log was written, as its leader says. Nothing of an empty log."""
-        start, end = log
-        found: list[EpochSeen] = []
-        if start == end:
-            return ()
-        epoch, ends = await self._context.cluster.epoch_end(topic, partition, leader_epoch)
-        ends = min(ends, end)
-        while epoch != NO_EPOCH:
-            before, begins = NO_EPOCH, NO_EPOCH
-            if epoch:
-                before, begins = await self._context.cluster.epoch_end(topic, partition, epoch - 1)
-            begins = max(start, begins) if before != NO_EPOCH else start
-            if begins < ends:
-                found.append(EpochSeen(epoch, begins, ends))
-            if begins <= start:
-                break
-            epoch, ends = before, min(begins, end)
-        return tuple(reversed(found))
-
-    def _with_epochs(
-        self,
-        state: ControlState,
-        topic: histories.Topic,
-        partition: int,
-        seen: tuple[EpochSeen, ...],
-        log: tuple[int, int],
-        leader_epoch: int,
-    ) -> ControlState:
-        for _ in range(MENDED_AT_MOST):
-            known = state.origins_of(*topic, partition)
-            due = histories.log_epochs(known, state.cluster_id, topic[1], partition, seen, log, cleaned=False)
-            if due is None:
+    def _with_epochs(self, state: ControlState, seen: Seen) -> ControlState:
+        for _ in range(RECORDED_AT_MOST):
+            due = epochs_due(state, [seen])
+            if not due:
                 return state
-            if isinstance(due, LostBefore):
-                state = self._as_if(state, histories.to_mend(state, topic, partition, due, leader_epoch))
-            else:
-                state = self._as_if(state, [RecordLogEpochs((TopicEpochs(*topic, (due,)),))])
-        raise BrokerUnavailable(f"the leader epochs of {topic[0]}-{partition} are not what is recorded of them")
+            state = self._as_if(state, due)
+        raise BrokerUnavailable(f"the leader epochs of {seen.topic}-{seen.partition} are not what is recorded of them")
 
     def _as_if(self, state: ControlState, bodies: Sequence[Body]) -> ControlState:
         """The state once these are recorded. Raises BrokerUnavailable for what would be refused."""

@@ -60,6 +60,8 @@ LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
 NEW_SAID_S: Final = 8.0
 """The leader end says it again more often than that, as long as it is connected."""
+EMPTY_SAID_S: Final = 3.0
+"""By then the source pushes what it has, and says where it ends."""
 IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
 AT_ONCE: Final = 200
@@ -116,6 +118,8 @@ class FollowerTopics(Part):
         """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
         self._holds_new: dict[LinkConnection, float] = {}
         """The same of topics to come."""
+        self._empty: dict[str, tuple[frozenset[int], float]] = {}
+        """By topic: its partitions that had nothing at the source, and when that said so last (monotonic seconds)."""
         self.settings = FollowerSettings(context)
 
     async def stop(self) -> None:
@@ -225,6 +229,9 @@ class FollowerTopics(Part):
                 self._new[key] = now
             else:
                 self._new.pop(key, None)
+            if counterpart is not None and wanted.empty is not None:
+                self._empty[counterpart.local_name] = frozenset(wanted.empty), now
+        self._empty = {topic: said for topic, said in self._empty.items() if now - said[1] < EMPTY_SAID_S}
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """What the source said of acks is true no longer."""
@@ -235,6 +242,11 @@ class FollowerTopics(Part):
         """Whether the source said just now that acks of a topic's new partitions wait from their first record on."""
         since = self._context.clock.monotonic() - NEW_SAID_S
         return any(said > since for (_, name), said in self._new.items() if name == topic)
+
+    def is_empty(self, topic: str, partition: int) -> bool:
+        """Whether the source said just now that it has nothing in a partition that this cluster may not have had."""
+        partitions, said = self._empty.get(topic, (frozenset(), float("-inf")))
+        return partition in partitions and self._context.clock.monotonic() - said < EMPTY_SAID_S
 
     def holds_new(self, link_name: str) -> bool:
         """Whether all proxies of the source said just now that acks of topics to come wait for this cluster."""
