@@ -111,11 +111,13 @@ class SharedLogs:
         source_topic_id: str,
         info: TopicInfo,
         said: Mapping[int, int] = NOTHING_SAID,
+        logs: Sequence[tuple[int, int]] | None = None,
     ) -> ComparedTopic | None:
         """How much of the source's topic this cluster's one is; None: the log's level, or the peer, is of before that.
 
-        ``said``: what an operator says is shared, by partition, for where nobody knows. Raises BrokerUnavailable,
-        KafkaRefused, also for what the peer answers.
+        ``said``: what an operator says is shared, by partition, for where nobody knows. ``logs``: where those of this
+        cluster start and end, if that was read just now. Raises BrokerUnavailable, KafkaRefused, also for what the peer
+        answers.
         """
         if not self._are_told(peer):
             return None
@@ -123,7 +125,7 @@ class SharedLogs:
             async with self._turns:
                 answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
                 self._check(answer.topic_id, source_topic, source_topic_id)
-                return await self._compared(peer, source_topic, answer, info, said)
+                return await self._compared(peer, source_topic, answer, info, said, logs)
         except (LinkRejected, LinkLost, TimeoutError) as error:
             raise BrokerUnavailable(f"the source does not say what its {source_topic} has: {error}") from error
         except (OperationError, BatchError) as error:
@@ -164,8 +166,9 @@ class SharedLogs:
         answer: calls.LogOriginsAnswer,
         info: TopicInfo,
         operators: Mapping[int, int],
+        limits: Sequence[tuple[int, int]] | None,
     ) -> ComparedTopic:
-        logs = await self._logs(info)
+        logs = await self._logs(info, limits)
         walked = [
             _as_said(found, operators.get(partition), min(here.end, there.log_end))
             for partition, (found, here, there) in enumerate(
@@ -269,12 +272,11 @@ class SharedLogs:
             last = header.max_timestamp
         return None if first is None else calls.Times(first, first if last is None else last)
 
-    async def _logs(self, info: TopicInfo) -> list[_Log]:
+    async def _logs(self, info: TopicInfo, limits: Sequence[tuple[int, int]] | None = None) -> list[_Log]:
         """What is recorded of each partition, and what is due to be. Raises BrokerUnavailable."""
-        cluster, name = self._context.cluster, info.name
+        name = info.name
         topic_id, partitions = str(uuid.UUID(bytes=info.topic_id)), range(len(info.partitions))
-        ends = await asyncio.gather(*(cluster.log_end(name, partition) for partition in partitions))
-        starts = await asyncio.gather(*(cluster.log_start(name, partition) for partition in partitions))
+        starts, ends = zip(*(await log_limits(self._context, info) if limits is None else limits), strict=True)
         state = self._context.control.state
         known = [state.origins_of(name, topic_id, partition) for partition in partitions]
         if not is_followed(state.follower_topics.get(name), topic_id, known):
@@ -282,11 +284,11 @@ class SharedLogs:
             state = _not_following(state, name)
             starts_of = {p: TermStart(ends[p], info.partitions[p].leader_epoch) for p in written}
             state = self._as_if(state, histories.to_lead(state, {(name, topic_id): starts_of}))
-            limits = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
+            logs = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
             seen = await asyncio.gather(
-                *(epochs_of(self._context, (name, p), log[:2], log[2]) for p, log in zip(written, limits, strict=True))
+                *(epochs_of(self._context, (name, p), log[:2], log[2]) for p, log in zip(written, logs, strict=True))
             )
-            for partition, epochs, log in zip(written, seen, limits, strict=True):
+            for partition, epochs, log in zip(written, seen, logs, strict=True):
                 state = self._with_epochs(state, Seen(name, topic_id, partition, epochs, log[:2], log[2]))
             known = [
                 state.origins_of(name, topic_id, p) if p in written else PartitionOrigins(known[p].ranges[:-1])
@@ -311,6 +313,14 @@ class SharedLogs:
             if isinstance(outcome, Rejected):
                 raise BrokerUnavailable(f"where records come from cannot be told: {outcome.message}")
         return state
+
+
+async def log_limits(context: PluginContext, info: TopicInfo) -> list[tuple[int, int]]:
+    """Where the logs of a topic's partitions start and end. Raises BrokerUnavailable, KafkaRefused."""
+    cluster, partitions = context.cluster, range(len(info.partitions))
+    ends = await asyncio.gather(*(cluster.log_end(info.name, partition) for partition in partitions))
+    starts = await asyncio.gather(*(cluster.log_start(info.name, partition) for partition in partitions))
+    return list(zip(starts, ends, strict=True))
 
 
 def _as_said(found: SharedPrefix, said: int | None, end: int) -> SharedPrefix:

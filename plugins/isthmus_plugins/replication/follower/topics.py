@@ -36,10 +36,17 @@ from isthmus_control.origins import Ended
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    CommittedOffset,
+    KafkaRefused,
+    NewTopic,
+    TopicInfo,
+    TopicPartition,
+)
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext, check_lease
-from isthmus_plugins.replication.comparison.shared_logs import NOTHING_SAID, ComparedTopic, SharedLogs
+from isthmus_plugins.replication.comparison.shared_logs import NOTHING_SAID, ComparedTopic, SharedLogs, log_limits
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
@@ -92,6 +99,29 @@ class _Prepared(NamedTuple):
         leaders = tuple(partition.leader for partition in info.partitions) if info else ()
         made = calls.ReadyTopic(self.local, self.filling)
         return calls.PreparedTopic(True, made, self.code, self.message, leaders)
+
+
+class CommittedByAll:
+    """What all groups of this cluster have committed: read once for all topics that are planned together."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._cluster = context.cluster
+        self._turn = asyncio.Lock()
+        self._found: Mapping[str, Mapping[TopicPartition, CommittedOffset]] | None = None
+
+    async def beyond(self, topic: str, compared: ComparedTopic) -> tuple[str, ...]:
+        """Groups that have committed offsets beyond what a topic shares with its source's. Raises BrokerUnavailable."""
+        shared = {(topic, each.partition): each.shared for each in compared.partitions if each.cut}
+        if not shared:
+            return ()
+        async with self._turn:
+            if self._found is None:
+                self._found = await self._cluster.committed_offsets(sorted(await self._cluster.groups()))
+        return tuple(
+            group
+            for group, offsets in sorted(self._found.items())
+            if any(each.offset > shared.get(place, each.offset) for place, each in offsets.items())
+        )
 
 
 class FollowerTopics(Part):
@@ -506,39 +536,27 @@ class FollowerTopics(Part):
         *,
         peer: LinkConnection,
         said: Mapping[int, int] = NOTHING_SAID,
+        committed: CommittedByAll | None = None,
     ) -> tuple[TopicPlan, dict[int, int]]:
         """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
         Changes nothing. ``peer``: a proxy of the source, which is asked. ``said``: see :meth:`SharedLogs.compare`.
-        Raises BrokerUnavailable, KafkaRefused.
+        ``committed``: for the groups that would move; None: nobody is told of them. Raises BrokerUnavailable,
+        KafkaRefused.
         """
         if info is None:
             return topic_plans.plan(mapping, source, local, None, truncate), {}
-        cluster, partitions = self._context.cluster, range(len(info.partitions))
-        ends = await asyncio.gather(*(cluster.log_end(local, partition) for partition in partitions))
-        starts = await asyncio.gather(*(cluster.log_start(local, partition) for partition in partitions))
+        logs = await log_limits(self._context, info)
+        starts, ends = zip(*logs, strict=True)
         compared, moved = None, tuple[str, ...]()
         if any(ends) and mapping.offsets is None:
-            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info, said)
-        if compared is not None:
-            ends = [*(each.here[1] for each in compared.partitions), *ends[len(compared.partitions) :]]
-            moved = await self._groups_beyond(local, compared)
+            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info, said, logs)
+        if compared is not None and committed is not None:
+            moved = await committed.beyond(local, compared)
         history = self._context.control.state.histories.get(local)
         salvages = self._context.data_directory is not None
         existing = Existing(info, history, starts, ends, compared, moved, salvages)
         return topic_plans.plan(mapping, source, local, existing, truncate), dict(enumerate(ends))
-
-    async def _groups_beyond(self, topic: str, compared: ComparedTopic) -> tuple[str, ...]:
-        """Groups that have committed offsets beyond what a topic shares with its source's. Raises BrokerUnavailable."""
-        shared = {(topic, each.partition): each.shared for each in compared.partitions if each.cut}
-        if not shared:
-            return ()
-        committed = await self._context.cluster.committed_offsets(sorted(await self._context.cluster.groups()))
-        return tuple(
-            group
-            for group, offsets in sorted(committed.items())
-            if any(each.offset > shared.get(place, each.offset) for place, each in offsets.items())
-        )
 
     # ---- detaching ----
 
