@@ -349,8 +349,9 @@ class AttachRequest:
     """A pair of namespaces that is to be attached once the operator of the asked cluster grants it.
 
     Names and role are those of the side whose state this is. ``asked_here``: this cluster's operator asked, so it
-    carries that out; else the other one's did. The rest: what was asked, see
-    :class:`~isthmus_control.commands.AttachNamespace`.
+    carries that out; else the other one's did. ``cut``: the word by which the operator agreed to have topics cut,
+    ``shared_until``: what the operator says is shared, as (topic, partition, offset); both are with the side that was
+    asked. The rest: what was asked, see :class:`~isthmus_control.commands.AttachNamespace`.
     """
 
     type: ResourceType
@@ -363,6 +364,8 @@ class AttachRequest:
     on_source_loss: OnSourceLoss | None = None
     on_source_delete: OnSourceDelete | None = None
     asked_ms: int = 0
+    cut: str | None = field(default=None, metadata=since(ORIGINS))
+    shared_until: tuple[tuple[str, int, int], ...] = field(default=(), metadata=since(ORIGINS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -723,7 +726,8 @@ class Promotion:
     the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in
     which they are looked at; they are abandoned or end together. ``decided``: whether nothing was missing, so that it
     can only go on (True), or something was, so that it can only be taken back (False); None: not looked at yet.
-    ``without_source``: a failover. What is missing is missing, and the source is not asked for anything.
+    ``without_source``: a failover. What is missing is missing, and the source is not asked for anything. ``released``:
+    it followed no more when this began, since an operator clears a reservation by hand.
     """
 
     link: str
@@ -736,6 +740,7 @@ class Promotion:
     together: tuple[NamespaceKey, ...] = ()
     decided: bool | None = None
     without_source: bool = False
+    released: bool = field(default=False, metadata=since(ORIGINS))
 
     @property
     def key(self) -> NamespaceKey:

@@ -1,7 +1,4 @@
-"""User story: the old source comes back after a failover, ahead of what the other cluster has, and follows it.
-
-The runbook's cases are in ``make test-stories`` alone.
-"""
+"""User story: the old source comes back after a failover, ahead of what the other cluster has, and follows it."""
 
 from __future__ import annotations
 
@@ -147,9 +144,8 @@ def test_the_old_source_follows_from_where_both_part(came_back: FailedOver, aske
     assert all(each["equal"] for each in verdicts if each["topic"] in (topic, same))
 
 
-@pytest.mark.suite("stories")
-@pytest.mark.parametrize("kill", [pytest.param(None, id="nothing"), *kills("failback")])
-def test_by_the_runbook(came_back: FailedOver, kill: Kill | None) -> None:
+@pytest.mark.parametrize("kill", kills("failback"))
+def test_by_the_runbook(came_back: FailedOver, kill: Kill) -> None:
     """And clients go back to A in the end."""
     link, topic, group = came_back.link, came_back.topic, came_back.group
     salvage = f"{link.a.proxy.tables['data']['directory']}/salvage"

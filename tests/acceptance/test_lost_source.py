@@ -1,7 +1,5 @@
 """User story: a cluster that two others followed is lost; one takes over, the other one follows it, whichever has more,
 and the lost one comes back (multi-zone disaster recovery).
-
-In ``make test-stories`` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from isthmus_bench import ready_commands
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_control.levels import KNOWN_LEVEL
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(400), pytest.mark.suite("stories")]
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(400)]
 
 SHARED, LATER, OF_A, OF_B = 300, 40, 15, 25
 """Records: that all have; of A that B or C alone has; of A that nobody else has; of B since the failover."""
@@ -106,12 +104,12 @@ def lose(three: Three, state: str) -> None:
 
 def cases() -> list[Any]:
     """C behind and ahead; and B's proxy or broker dies where C, or A, is attached to it."""
-    found = [pytest.param(state, None, id=state) for state in STATES.values()]
+    found = [pytest.param(state, None, id=state, marks=pytest.mark.suite("stories")) for state in STATES.values()]
     for each in kills("lost-source"):
         (kill,) = each.values
         if kill.what is not Victim.LINK and kill.step in (*STATES, BACK):
             state = STATES.get(kill.step, "ahead")
-            found.append(pytest.param(state, kill, id=f"{state}-{each.id}"))
+            found.append(pytest.param(state, kill, id=f"{state}-{each.id}", marks=each.marks))
     return found
 
 

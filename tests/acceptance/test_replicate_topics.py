@@ -61,6 +61,13 @@ def told(pair: Linked, source: str, target: str) -> set[str]:
     return {str(each["state"]) for end in ends for each in end} if all(ends) else set()
 
 
+def brokers(side: Side, topic: str) -> set[tuple[str, int]]:
+    """Where clients of a side are told that the replicas of a topic are."""
+    found = side.admin().list_topics(topic, timeout=20)
+    ids = {each for partition in found.topics[topic].partitions.values() for each in partition.replicas}
+    return {(found.brokers[each].host, found.brokers[each].port) for each in ids}
+
+
 def mappings(pair: Linked, side: Side) -> list[tuple[str, str, str]]:
     return [(each["local"], each["remote"], each["role"]) for each in side.link(pair.name)["mappings"]]
 
@@ -93,9 +100,7 @@ def test_add_an_empty_namespace_and_create_a_topic_afterwards(
         book.step("Create a topic at the leader")
         until("the topic is there", lambda: link.b.topics().get(remote + "clicks") == 2)
         until("both sides tell of it", lambda: told(link, local + "clicks", remote + "clicks") == {STATES[mode]})
-        # An asynchronous one is Catching Up for a moment, until it is known of new partitions that they lack nothing.
-        more = {"Catching Up"} if mode == "asynchronous" else set()
-        assert watching.seen <= {STATES[mode]} | more, watching.told
+        assert watching.seen == {STATES[mode]}, watching.told
         link.a.produce(local + "clicks", [b"first", b"second"], partition=1)
         link.wait_end(remote + "clicks", 2, partition=1)
         # Over a synchronous link consumers wait (OFFSET_NOT_AVAILABLE) until B knows that it has what was acked.
@@ -132,6 +137,10 @@ def test_add_a_single_existing_topic(pair: Linked, relay: Relay, kill: Kill) -> 
         assert link.b.read(remote) == link.a.read(local)
         assert link.b.read(remote, 1) == link.a.read(local, 1)
         assert watching.seen <= {"Following", "Catching Up"}
+        at_a, at_b = brokers(link.a, local), brokers(link.b, remote)
+        assert at_a.isdisjoint(at_b), "A's consumers are told of A's own brokers alone"
+        follower = link.b.proxy.get(f"/v1/topics/{remote}")
+        assert len({follower["topic_id"], follower["source_topic_id"], None}) == 3, "it is a topic of its own"
 
 
 @pytest.mark.parametrize("kill", kills("writable-follower"))

@@ -1,12 +1,10 @@
 """User story: a link is cut, both clusters are written to, and an operator chooses whose records count (unclean link
-recovery).
-
-In ``make test-stories`` alone.
-"""
+recovery)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -19,9 +17,10 @@ from support.runbooks import Kill, Runbook, kills
 from isthmus_bench import ready_commands
 from isthmus_bench.kafka import KafkaCluster
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240), pytest.mark.suite("stories")]
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
 SHARED, OF_A, OF_B = 500, 30, 20
+MODES = "asynchronous", "synchronous"
 CHOSEN = {4: "b", 5: "a"}
 """By the step of the page: the cluster whose records count."""
 
@@ -32,15 +31,18 @@ def values(what: str, count: int) -> list[bytes]:
 
 def cases() -> list[Any]:
     """Both choices: of links of both modes, and something dies in the step that carries the choice out."""
+    stories = pytest.mark.suite("stories")
     found = [
-        pytest.param(chosen, mode, None, id=f"{chosen}-{mode}")
+        pytest.param(chosen, mode, None, id=f"{chosen}-{mode}", marks=stories)
         for chosen in CHOSEN.values()
-        for mode in ("asynchronous", "synchronous")
+        for mode in MODES
     ]
+    modes = cycle(MODES)
     for each in kills("unclean-recovery"):
         (kill,) = each.values
         if kill.step in CHOSEN:
-            found.append(pytest.param(CHOSEN[kill.step], "asynchronous", kill, id=f"{CHOSEN[kill.step]}-{each.id}"))
+            chosen, mode = CHOSEN[kill.step], next(modes)
+            found.append(pytest.param(chosen, mode, kill, id=f"{chosen}-{mode}-{each.id}", marks=each.marks))
     return found
 
 

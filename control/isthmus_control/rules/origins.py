@@ -168,38 +168,48 @@ def _with_log_epoch(ranges: Ranges, own: tuple[str, str], new: OriginEpoch, plac
     return tuple(edited)
 
 
-def _record_origins(state: ControlState, offset: int, command: c.Command, body: c.RecordOrigins) -> Result:
+def _received(
+    state: ControlState,
+    offset: int,
+    command: c.Command,
+    body: c.RecordOrigins | c.RecordOriginEpochs,
+    after: Callable[[PartitionOrigins, Any, str, str], Ranges],
+) -> Result:
+    """What the source says of partitions that follow it. ``after``: a list with an entry of that, by what it was, the
+    source's cluster id and the place, for people."""
     link = link_named(state, body.link)
     edits = _Edits(state, offset, _count(body.topics))
     for topic in body.topics:
         following(state, link, topic.topic, topic.topic_id)
         for entry in topic.partitions:
             place = f"{topic.topic}-{entry.partition}"
-            _check_told(entry, place)
             known = edits.known(topic.topic, topic.topic_id, entry.partition)
             _check_fresh(known, command, place)
-            told = tuple(replace(each, via=link.remote_cluster_id) for each in entry.ranges)
-            edits.set(topic.topic, topic.topic_id, entry.partition, going_on(known.ranges, entry.offset, told))
+            ranges = after(known, entry, link.remote_cluster_id, place)
+            edits.set(topic.topic, topic.topic_id, entry.partition, ranges)
     return edits.result()
+
+
+def _record_origins(state: ControlState, offset: int, command: c.Command, body: c.RecordOrigins) -> Result:
+    return _received(state, offset, command, body, _as_told)
+
+
+def _as_told(known: PartitionOrigins, entry: c.ToldPartition, source: str, place: str) -> Ranges:
+    _check_told(entry, place)
+    return going_on(known.ranges, entry.offset, tuple(replace(each, via=source) for each in entry.ranges))
 
 
 def _record_origin_epochs(state: ControlState, offset: int, command: c.Command, body: c.RecordOriginEpochs) -> Result:
-    link = link_named(state, body.link)
-    edits = _Edits(state, offset, _count(body.topics))
-    for topic in body.topics:
-        following(state, link, topic.topic, topic.topic_id)
-        for entry in topic.partitions:
-            place = f"{topic.topic}-{entry.partition}"
-            known = edits.known(topic.topic, topic.topic_id, entry.partition)
-            _check_fresh(known, command, place)
-            goes_on = known.open_range
-            if goes_on is None or goes_on.via != link.remote_cluster_id or goes_on.assumed:
-                raise Refuse(Rejection.CONFLICT, f"{place}: the source has not said where it has its records from")
-            epochs = (*goes_on.epochs, *entry.epochs)
-            _check_epochs(replace(goes_on, epochs=epochs), place)
-            ranges = (*known.ranges[:-1], replace(goes_on, epochs=epochs))
-            edits.set(topic.topic, topic.topic_id, entry.partition, ranges)
-    return edits.result()
+    return _received(state, offset, command, body, _with_epochs)
+
+
+def _with_epochs(known: PartitionOrigins, entry: c.LogEpochs, source: str, place: str) -> Ranges:
+    goes_on = known.open_range
+    if goes_on is None or goes_on.via != source or goes_on.assumed:
+        raise Refuse(Rejection.CONFLICT, f"{place}: the source has not said where it has its records from")
+    longer = replace(goes_on, epochs=(*goes_on.epochs, *entry.epochs))
+    _check_epochs(longer, place)
+    return (*known.ranges[:-1], longer)
 
 
 def _check_told(entry: c.ToldPartition, place: str) -> None:

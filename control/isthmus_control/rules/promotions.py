@@ -19,6 +19,7 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import ORIGINS
 from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role, TopicState, contains
 from isthmus_control.outcome import Change, NamespaceChanged, PromotionChanged, Refuse, Rejection, require
 from isthmus_control.rules.acls import own_again
@@ -56,7 +57,8 @@ def _begun(
     link = state.links.get(body.link)
     mapping = link.mapping(*key) if link is not None else None
     if body.without_source and not _follows(state, key) and followed_over(state, key, body.link):
-        return Promotion(*(body.link, *key, "", {}, body.owner, command.at_ms, keys), decided=True, without_source=True)
+        begun = Promotion(body.link, *key, "", {}, body.owner, command.at_ms, keys)
+        return replace(begun, decided=True, without_source=True, released=state.level >= ORIGINS)
     if mapping is None or mapping.role is not Role.FOLLOWER:
         raise Refuse(Rejection.NOT_FOUND, f"the {key} does not follow over link {body.link!r}")
     cut = next((topic for topic in sorted(state.truncations) if mapping.remote_name(topic) is not None), None)

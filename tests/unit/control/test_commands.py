@@ -92,6 +92,9 @@ BODIES: list[c.Body] = [
     c.DeleteToken("ab" * 8),
     c.ChangeGrants("l", GRANTS, GRANTS[:1]),
     c.RequestAttach("l", AttachRequest(TOPIC, "a-", "b-", Role.LEADER, True, on_source_delete=OnSourceDelete.DELETE)),
+    c.RequestAttach(
+        "l", AttachRequest(TOPIC, "a-", "b-", Role.FOLLOWER, True, cut="0a1b", shared_until=(("a-t", 0, 7),))
+    ),
     c.WithdrawAttach("l", TOPIC, "a-", True),
     c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, for_peer=True),
     c.DetachNamespace("l", TOPIC, "a-", True),

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from isthmus_control.apply import apply
-from isthmus_control.commands import Body, Command, RecordLogEpochs, TermStart, ToldPartition, TopicEpochs
+from isthmus_control.commands import Body, Command, TermStart, ToldPartition
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import FollowerTopic, TopicState
@@ -31,7 +31,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import CONTENTS, Verification
 from isthmus_plugins.replication.link import calls, features, histories
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.histories import EpochSeen, LostBefore
+from isthmus_plugins.replication.link.own_logs import RECORDED_AT_MOST, Seen, epochs_due, epochs_of
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.records import BatchError
 
@@ -40,9 +40,6 @@ COMPARED_AT_ONCE: Final = 20
 """Topics: of each both logs are read."""
 CHECKED: Final = 100
 """Offsets before the end of what is shared whose records are compared."""
-MENDED_AT_MOST: Final = 4
-"""Times in a row: each leaves less that a log lost."""
-NO_EPOCH: Final = -1
 NOTHING_SAID: Final[Mapping[int, int]] = MappingProxyType({})
 TOKEN_CHARS: Final = 16
 
@@ -114,11 +111,13 @@ class SharedLogs:
         source_topic_id: str,
         info: TopicInfo,
         said: Mapping[int, int] = NOTHING_SAID,
+        logs: Sequence[tuple[int, int]] | None = None,
     ) -> ComparedTopic | None:
         """How much of the source's topic this cluster's one is; None: the log's level, or the peer, is of before that.
 
-        ``said``: what an operator says is shared, by partition, for where nobody knows. Raises BrokerUnavailable,
-        KafkaRefused, also for what the peer answers.
+        ``said``: what an operator says is shared, by partition, for where nobody knows. ``logs``: where those of this
+        cluster start and end, if that was read just now. Raises BrokerUnavailable, KafkaRefused, also for what the peer
+        answers.
         """
         if not self._are_told(peer):
             return None
@@ -126,7 +125,7 @@ class SharedLogs:
             async with self._turns:
                 answer = await peer.call(calls.LogOrigins(source_topic), CALL_TIMEOUT_S)
                 self._check(answer.topic_id, source_topic, source_topic_id)
-                return await self._compared(peer, source_topic, answer, info, said)
+                return await self._compared(peer, source_topic, answer, info, said, logs)
         except (LinkRejected, LinkLost, TimeoutError) as error:
             raise BrokerUnavailable(f"the source does not say what its {source_topic} has: {error}") from error
         except (OperationError, BatchError) as error:
@@ -167,8 +166,9 @@ class SharedLogs:
         answer: calls.LogOriginsAnswer,
         info: TopicInfo,
         operators: Mapping[int, int],
+        limits: Sequence[tuple[int, int]] | None,
     ) -> ComparedTopic:
-        logs = await self._logs(info)
+        logs = await self._logs(info, limits)
         walked = [
             _as_said(found, operators.get(partition), min(here.end, there.log_end))
             for partition, (found, here, there) in enumerate(
@@ -272,12 +272,11 @@ class SharedLogs:
             last = header.max_timestamp
         return None if first is None else calls.Times(first, first if last is None else last)
 
-    async def _logs(self, info: TopicInfo) -> list[_Log]:
+    async def _logs(self, info: TopicInfo, limits: Sequence[tuple[int, int]] | None = None) -> list[_Log]:
         """What is recorded of each partition, and what is due to be. Raises BrokerUnavailable."""
-        cluster, name = self._context.cluster, info.name
+        name = info.name
         topic_id, partitions = str(uuid.UUID(bytes=info.topic_id)), range(len(info.partitions))
-        ends = await asyncio.gather(*(cluster.log_end(name, partition) for partition in partitions))
-        starts = await asyncio.gather(*(cluster.log_start(name, partition) for partition in partitions))
+        starts, ends = zip(*(await log_limits(self._context, info) if limits is None else limits), strict=True)
         state = self._context.control.state
         known = [state.origins_of(name, topic_id, partition) for partition in partitions]
         if not is_followed(state.follower_topics.get(name), topic_id, known):
@@ -285,59 +284,25 @@ class SharedLogs:
             state = _not_following(state, name)
             starts_of = {p: TermStart(ends[p], info.partitions[p].leader_epoch) for p in written}
             state = self._as_if(state, histories.to_lead(state, {(name, topic_id): starts_of}))
-            limits = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
+            logs = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]
             seen = await asyncio.gather(
-                *(self._epochs_of(name, p, log[:2], log[2]) for p, log in zip(written, limits, strict=True))
+                *(epochs_of(self._context, (name, p), log[:2], log[2]) for p, log in zip(written, logs, strict=True))
             )
-            for partition, epochs, log in zip(written, seen, limits, strict=True):
-                state = self._with_epochs(state, (name, topic_id), partition, epochs, log[:2], log[2])
+            for partition, epochs, log in zip(written, seen, logs, strict=True):
+                state = self._with_epochs(state, Seen(name, topic_id, partition, epochs, log[:2], log[2]))
             known = [
                 state.origins_of(name, topic_id, p) if p in written else PartitionOrigins(known[p].ranges[:-1])
                 for p in partitions
             ]
         return [_Log(*each) for each in zip(known, starts, ends, strict=True)]
 
-    async def _epochs_of(
-        self, topic: str, partition: int, log: tuple[int, int], leader_epoch: int
-    ) -> tuple[EpochSeen, ...]:
-        """The leader epochs in which a log was written, as its leader says. Nothing of an empty log."""
-        start, end = log
-        found: list[EpochSeen] = []
-        if start == end:
-            return ()
-        epoch, ends = await self._context.cluster.epoch_end(topic, partition, leader_epoch)
-        ends = min(ends, end)
-        while epoch != NO_EPOCH:
-            before, begins = NO_EPOCH, NO_EPOCH
-            if epoch:
-                before, begins = await self._context.cluster.epoch_end(topic, partition, epoch - 1)
-            begins = max(start, begins) if before != NO_EPOCH else start
-            if begins < ends:
-                found.append(EpochSeen(epoch, begins, ends))
-            if begins <= start:
-                break
-            epoch, ends = before, min(begins, end)
-        return tuple(reversed(found))
-
-    def _with_epochs(
-        self,
-        state: ControlState,
-        topic: histories.Topic,
-        partition: int,
-        seen: tuple[EpochSeen, ...],
-        log: tuple[int, int],
-        leader_epoch: int,
-    ) -> ControlState:
-        for _ in range(MENDED_AT_MOST):
-            known = state.origins_of(*topic, partition)
-            due = histories.log_epochs(known, state.cluster_id, topic[1], partition, seen, log, cleaned=False)
-            if due is None:
+    def _with_epochs(self, state: ControlState, seen: Seen) -> ControlState:
+        for _ in range(RECORDED_AT_MOST):
+            due = epochs_due(state, [seen])
+            if not due:
                 return state
-            if isinstance(due, LostBefore):
-                state = self._as_if(state, histories.to_mend(state, topic, partition, due, leader_epoch))
-            else:
-                state = self._as_if(state, [RecordLogEpochs((TopicEpochs(*topic, (due,)),))])
-        raise BrokerUnavailable(f"the leader epochs of {topic[0]}-{partition} are not what is recorded of them")
+            state = self._as_if(state, due)
+        raise BrokerUnavailable(f"the leader epochs of {seen.topic}-{seen.partition} are not what is recorded of them")
 
     def _as_if(self, state: ControlState, bodies: Sequence[Body]) -> ControlState:
         """The state once these are recorded. Raises BrokerUnavailable for what would be refused."""
@@ -348,6 +313,14 @@ class SharedLogs:
             if isinstance(outcome, Rejected):
                 raise BrokerUnavailable(f"where records come from cannot be told: {outcome.message}")
         return state
+
+
+async def log_limits(context: PluginContext, info: TopicInfo) -> list[tuple[int, int]]:
+    """Where the logs of a topic's partitions start and end. Raises BrokerUnavailable, KafkaRefused."""
+    cluster, partitions = context.cluster, range(len(info.partitions))
+    ends = await asyncio.gather(*(cluster.log_end(info.name, partition) for partition in partitions))
+    starts = await asyncio.gather(*(cluster.log_start(info.name, partition) for partition in partitions))
+    return list(zip(starts, ends, strict=True))
 
 
 def _as_said(found: SharedPrefix, said: int | None, end: int) -> SharedPrefix:

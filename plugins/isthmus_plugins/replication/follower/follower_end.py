@@ -36,6 +36,7 @@ from isthmus_plugins.replication.follower.writers import Writers
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
+from isthmus_plugins.replication.link.histories import Parted
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.traffic import Place, Traffic
 from isthmus_plugins.tasks import Tasks
@@ -202,8 +203,9 @@ class FollowerEnd(Part):
         await read_position(self._context, stream, uncertain or self._clock.monotonic() < self._alone_from)
         if epochs and epochs[-1].start_offset > follower_log.end:
             follower_log.epoch = await self._lost_epochs(stream)
+        parted = None
         if question.origins is not None:
-            await self._origins.record(stream, source_topic_id, question.origins)
+            parted = await self._origins.record(stream, source_topic_id, question.origins)
         if self._dropped.get((topic, partition)) is dropped:
             self._dropped.pop((topic, partition), None)
         if old is not None:
@@ -222,6 +224,8 @@ class FollowerEnd(Part):
         self._partitions[topic, partition] = stream
         self._by_topic.setdefault(topic, {})[partition] = stream
         self.on_stored(stream.place, 0)  # where the data ends now, it does not know
+        if parted is not None:
+            await self._end(stream, _not_its_sources(stream, parted))
         return calls.OpenStreamAnswer(
             follower_log.start, end_offset=follower_log.end, last=last, epoch=follower_log.epoch
         )
@@ -295,7 +299,9 @@ class FollowerEnd(Part):
         if stream is None or stream.follower_log.ended:
             raise LinkRejected(reasons.CLOSED, "the stream was closed")
         record, _ = self._following(connection, stream.topic, None, stream.partition)
-        await self._origins.record(stream, record.source_topic_id, question.origins)
+        parted = await self._origins.record(stream, record.source_topic_id, question.origins)
+        if parted is not None:
+            await self._end(stream, _not_its_sources(stream, parted))
         return calls.Done()
 
     async def doubt_deletions(self, connection: LinkConnection, question: calls.DoubtDeletions) -> calls.Done:
@@ -553,3 +559,13 @@ class FollowerEnd(Part):
         if writers is None:
             writers = self._writers[broker_id] = Writers(self, self._context, broker_id)
         return writers
+
+
+def _not_its_sources(stream: FollowerStream, parted: Parted) -> StopReason:
+    """Why a stream ends whose log is another one than the source's, by what is recorded of both."""
+    return StopReason(
+        ReasonCode.UNEXPECTED_TRUNCATION,
+        f"by what both clusters have recorded of who wrote which offsets first, the follower's log, which ends at "
+        f"{stream.follower_log.end}, is not the source's from offset {parted.offset} on: the source has lost records, "
+        "or has others there",
+    )

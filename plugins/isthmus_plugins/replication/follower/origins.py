@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,8 +26,6 @@ from isthmus_plugins.replication.link.histories import Parted
 from isthmus_plugins.replication.link.joined_commands import JoinedCommands
 from isthmus_plugins.tasks import Tasks
 
-log = logging.getLogger("isthmus_plugins.replication")
-
 
 class _Told(NamedTuple):
     """What a source says of a partition. ``here``, ``there``: where the logs start and end."""
@@ -49,12 +46,15 @@ class FollowerOrigins:
         self._context = context
         self._told = JoinedCommands(context, tasks, "origins", _recorded)
 
-    async def record(self, stream: FollowerStream, source_topic_id: str, told: calls.Origins) -> None:
-        """Record what the source says, before anything of that is appended. Raises LinkRejected, BrokerUnavailable."""
+    async def record(self, stream: FollowerStream, source_topic_id: str, told: calls.Origins) -> Parted | None:
+        """Record what the source says, before anything of that is appended; or say that the logs are not the same.
+
+        Raises LinkRejected, BrokerUnavailable.
+        """
         state, follower_log = self._context.control.state, stream.follower_log
         found = state.links.get(stream.link_name)
         if state.level < ORIGINS or found is None:
-            return
+            return None
         entry = _Told(
             stream.link_name,
             stream.topic,
@@ -68,24 +68,28 @@ class FollowerOrigins:
         if refused is not None:
             raise LinkRejected(reasons.NOT_FOLLOWING, refused.message)
         state = self._context.control.state
+        parted = _due(state, entry)
+        if isinstance(parted, Parted):
+            return parted
         if state.lookup.leading(ResourceType.TOPIC, stream.topic):
             # Whichever proxy pushes it on must know before it can read what is appended.
             known = state.origins_of(stream.topic, stream.topic_id, stream.partition)
             await self._context.control.enforced(known.at_offset)
+        return None
+
+
+def _due(state: ControlState, told: _Told) -> ToldPartition | Parted | None:
+    known = state.origins_of(told.topic, told.topic_id, told.said.partition)
+    return histories.to_follow(known, told.source, told.said, told.here, told.there)
 
 
 def _recorded(state: ControlState, told: Sequence[_Told]) -> Sequence[Body]:
     due: dict[str, dict[histories.Topic, list[ToldPartition]]] = {}
     later: dict[str, dict[histories.Topic, list[LogEpochs]]] = {}
     for each in told:
-        known = state.origins_of(each.topic, each.topic_id, each.said.partition)
-        found = histories.to_follow(known, each.source, each.said, each.here, each.there)
-        if isinstance(found, Parted):  # the leader end compares what stands last, and says so
-            log.warning(
-                "log is another one than its source's",
-                extra={"topic": each.topic, "partition": each.said.partition, "offset": found.offset},
-            )
-        elif found is not None:
+        found = _due(state, each)
+        if found is not None and not isinstance(found, Parted):
+            known = state.origins_of(each.topic, each.topic_id, each.said.partition)
             topic = each.topic, each.topic_id
             if (epochs := histories.later_epochs(known, each.source, found)) is not None:
                 later.setdefault(each.link, {}).setdefault(topic, []).append(epochs)

@@ -36,10 +36,17 @@ from isthmus_control.origins import Ended
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    CommittedOffset,
+    KafkaRefused,
+    NewTopic,
+    TopicInfo,
+    TopicPartition,
+)
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext, check_lease
-from isthmus_plugins.replication.comparison.shared_logs import NOTHING_SAID, ComparedTopic, SharedLogs
+from isthmus_plugins.replication.comparison.shared_logs import NOTHING_SAID, ComparedTopic, SharedLogs, log_limits
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
@@ -60,6 +67,8 @@ LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
 NEW_SAID_S: Final = 8.0
 """The leader end says it again more often than that, as long as it is connected."""
+EMPTY_SAID_S: Final = 3.0
+"""By then the source pushes what it has, and says where it ends."""
 IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
 AT_ONCE: Final = 200
@@ -92,6 +101,29 @@ class _Prepared(NamedTuple):
         return calls.PreparedTopic(True, made, self.code, self.message, leaders)
 
 
+class CommittedByAll:
+    """What all groups of this cluster have committed: read once for all topics that are planned together."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._cluster = context.cluster
+        self._turn = asyncio.Lock()
+        self._found: Mapping[str, Mapping[TopicPartition, CommittedOffset]] | None = None
+
+    async def beyond(self, topic: str, compared: ComparedTopic) -> tuple[str, ...]:
+        """Groups that have committed offsets beyond what a topic shares with its source's. Raises BrokerUnavailable."""
+        shared = {(topic, each.partition): each.shared for each in compared.partitions if each.cut}
+        if not shared:
+            return ()
+        async with self._turn:
+            if self._found is None:
+                self._found = await self._cluster.committed_offsets(sorted(await self._cluster.groups()))
+        return tuple(
+            group
+            for group, offsets in sorted(self._found.items())
+            if any(each.offset > shared.get(place, each.offset) for place, each in offsets.items())
+        )
+
+
 class FollowerTopics(Part):
     """What this cluster's topics in follower namespaces are and become."""
 
@@ -116,6 +148,8 @@ class FollowerTopics(Part):
         """By topic: when a proxy of the source said last that acks of its new partitions wait (monotonic seconds)."""
         self._holds_new: dict[LinkConnection, float] = {}
         """The same of topics to come."""
+        self._empty: dict[str, tuple[frozenset[int], float]] = {}
+        """By topic: its partitions that had nothing at the source, and when that said so last (monotonic seconds)."""
         self.settings = FollowerSettings(context)
 
     async def stop(self) -> None:
@@ -225,6 +259,9 @@ class FollowerTopics(Part):
                 self._new[key] = now
             else:
                 self._new.pop(key, None)
+            if counterpart is not None and wanted.empty is not None:
+                self._empty[counterpart.local_name] = frozenset(wanted.empty), now
+        self._empty = {topic: said for topic, said in self._empty.items() if now - said[1] < EMPTY_SAID_S}
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """What the source said of acks is true no longer."""
@@ -235,6 +272,11 @@ class FollowerTopics(Part):
         """Whether the source said just now that acks of a topic's new partitions wait from their first record on."""
         since = self._context.clock.monotonic() - NEW_SAID_S
         return any(said > since for (_, name), said in self._new.items() if name == topic)
+
+    def is_empty(self, topic: str, partition: int) -> bool:
+        """Whether the source said just now that it has nothing in a partition that this cluster may not have had."""
+        partitions, said = self._empty.get(topic, (frozenset(), float("-inf")))
+        return partition in partitions and self._context.clock.monotonic() - said < EMPTY_SAID_S
 
     def holds_new(self, link_name: str) -> bool:
         """Whether all proxies of the source said just now that acks of topics to come wait for this cluster."""
@@ -494,39 +536,27 @@ class FollowerTopics(Part):
         *,
         peer: LinkConnection,
         said: Mapping[int, int] = NOTHING_SAID,
+        committed: CommittedByAll | None = None,
     ) -> tuple[TopicPlan, dict[int, int]]:
         """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
         Changes nothing. ``peer``: a proxy of the source, which is asked. ``said``: see :meth:`SharedLogs.compare`.
-        Raises BrokerUnavailable, KafkaRefused.
+        ``committed``: for the groups that would move; None: nobody is told of them. Raises BrokerUnavailable,
+        KafkaRefused.
         """
         if info is None:
             return topic_plans.plan(mapping, source, local, None, truncate), {}
-        cluster, partitions = self._context.cluster, range(len(info.partitions))
-        ends = await asyncio.gather(*(cluster.log_end(local, partition) for partition in partitions))
-        starts = await asyncio.gather(*(cluster.log_start(local, partition) for partition in partitions))
+        logs = await log_limits(self._context, info)
+        starts, ends = zip(*logs, strict=True)
         compared, moved = None, tuple[str, ...]()
         if any(ends) and mapping.offsets is None:
-            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info, said)
-        if compared is not None:
-            ends = [*(each.here[1] for each in compared.partitions), *ends[len(compared.partitions) :]]
-            moved = await self._groups_beyond(local, compared)
+            compared = await self._shared_logs.compare(peer, source.topic, source.topic_id, info, said, logs)
+        if compared is not None and committed is not None:
+            moved = await committed.beyond(local, compared)
         history = self._context.control.state.histories.get(local)
         salvages = self._context.data_directory is not None
         existing = Existing(info, history, starts, ends, compared, moved, salvages)
         return topic_plans.plan(mapping, source, local, existing, truncate), dict(enumerate(ends))
-
-    async def _groups_beyond(self, topic: str, compared: ComparedTopic) -> tuple[str, ...]:
-        """Groups that have committed offsets beyond what a topic shares with its source's. Raises BrokerUnavailable."""
-        shared = {(topic, each.partition): each.shared for each in compared.partitions if each.cut}
-        if not shared:
-            return ()
-        committed = await self._context.cluster.committed_offsets(sorted(await self._context.cluster.groups()))
-        return tuple(
-            group
-            for group, offsets in sorted(committed.items())
-            if any(each.offset > shared.get(place, each.offset) for place, each in offsets.items())
-        )
 
     # ---- detaching ----
 

@@ -27,6 +27,8 @@ DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 SETTLED_S: Final = 2.0
 """How long what was found holds where all of it is pushed, and neither topics nor what it goes by have changed."""
+NEW_S: Final = 2.0
+"""How long a partition is new after it was found: by then it is known whether something was written to it."""
 LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks take among many topics, however much happens."""
 PAUSE_MAX_S: Final = 1.0
@@ -99,6 +101,10 @@ class Discovery:
         """By link and topic, as of the last look."""
         self._seen: _GoesBy | None = None
         """As of the last change of the control state."""
+        self._pairs: frozenset[tuple[str, str]] = frozenset()
+        """Led namespaces as of the last look, by link and prefix."""
+        self._new: dict[LinkPartition, float] = {}
+        """Partitions that came to be between two looks: when they were found (monotonic seconds)."""
         self._settled = NOT_SETTLED
         """With what all that is led is pushed, and until when that need not be looked at."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
@@ -153,6 +159,14 @@ class Discovery:
     def configs_lately(self, topic: str, topic_id: bytes, within_s: float) -> Mapping[str, str] | None:
         """The settings of a led topic, if they were read within this time."""
         return self._configs.lately(topic, topic_id, within_s)
+
+    def is_empty(self, key: LinkPartition) -> bool | None:
+        """Whether nothing was in a led partition just now; None: that is not known."""
+        return self._targets.empty.said(self.topic_ids[key.topic], key.partition)
+
+    def is_new(self, key: LinkPartition) -> bool:
+        """Whether a led partition came to be just now, in a namespace that was led before."""
+        return self._context.clock.monotonic() - self._new.get(key, float("-inf")) < NEW_S
 
     def prepare_again(self, link_name: str, topic: str) -> None:
         """The target's topic is not as it said: ask it again with the next look."""
@@ -220,7 +234,7 @@ class Discovery:
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()
-            self.led, self.topic_ids, self._shares = {}, {}, {}
+            self.led, self.topic_ids, self._shares, self._pairs = {}, {}, {}, frozenset()
         all_pushed = self._found(topics) and bool(leading)
         self._settled = (goes_by, began + SETTLED_S) if all_pushed else NOT_SETTLED
         return self._context.clock.monotonic() - began
@@ -256,6 +270,7 @@ class Discovery:
         epochs: dict[TopicPartition, int] = {}
         leaders: dict[TopicPartition, int] = {}
         moved: list[TopicPartition] = []
+        new: list[LinkPartition] = []
         sends = set[str]()
         shares: dict[tuple[str, str], _Share] = {}
         for link, mapping in leading:
@@ -269,6 +284,8 @@ class Discovery:
                         continue
                     share = self._share(link.name, mapping, topic, remote_topic)
                     known = self.leader_epochs
+                    if (link.name, mapping.local_prefix) in self._pairs:
+                        new += [key for key in share.keys if key.place not in known]
                     moved += [place for place, epoch in share.epochs.items() if known.get(place, epoch) != epoch]
                 shares[link.name, topic.name] = share
                 if topic.name in truncating:
@@ -291,8 +308,11 @@ class Discovery:
         self._configs.watch(pushed)
         for link_name, names in every.items():
             self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
+        now = self._context.clock.monotonic()
+        self._pairs = frozenset((link.name, mapping.local_prefix) for link, mapping in leading)
+        self._new = {key: found for key, found in self._new.items() if now - found < NEW_S} | dict.fromkeys(new, now)
         kept = {place: since for place, since in self.leads_since.items() if place in epochs}
-        found_at = dict.fromkeys((place for place in moved if place in epochs), self._context.clock.monotonic())
+        found_at = dict.fromkeys((place for place in moved if place in epochs), now)
         self.leads_since = kept | found_at
         self.led, self.leader_epochs, self.leaders, self._shares = led, epochs, leaders, shares
         self.topic_ids = {share.topic.name: share.topic.topic_id for share in shares.values() if share.keys}

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -480,26 +480,38 @@ class LeaderEnd(Part):
         self._tasks.start(f"doubt-{stream.key.topic}-{stream.key.partition}", self._doubt(stream, until))
 
     async def _doubt(self, stream: LeaderStream, until: int) -> None:
-        key = stream.key
+        if await self._done_before_more(stream, self._report_doubt(stream, until)):
+            stream.doubting = False
+            self.resume_tails(stream.key.link)
+
+    async def _report_doubt(self, stream: LeaderStream, until: int) -> None:
+        topic = stream.key.topic
+        _, effective = await self._context.cluster.effective_configs([topic])
+        stream.tombstone_window.learn(copied((effective or {}).get(topic, {})))
+        if not stream.tombstone_window.late(self._clock.monotonic()):
+            return
         try:
-            _, effective = await self._context.cluster.effective_configs([key.topic])
-            stream.tombstone_window.learn(copied((effective or {}).get(key.topic, {})))
-            if stream.tombstone_window.late(self._clock.monotonic()):
-                await stream.connection.call(calls.DoubtDeletions(stream.stream_id, until))
-                stream.doubted = until
+            await stream.connection.call(calls.DoubtDeletions(stream.stream_id, until))
         except LinkRejected as error:
             if error.code != UNKNOWN_METHOD:
-                self._stop_if_current(stream, error.code, str(error))
-                return
-            stream.doubted = OFFSET_MAX  # a peer of a version before this one cannot look after it
+                raise
+            until = OFFSET_MAX  # a peer of a version before this one cannot look after it
+        stream.doubted = until
+
+    async def _done_before_more(self, stream: LeaderStream, work: Awaitable[None]) -> bool:
+        """Whether something was done before more of a stream is sent; where it fails the stream ends."""
+        try:
+            await work
+        except LinkRejected as error:
+            self._stop_if_current(stream, error.code, str(error))
+            return False
         except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
-            return
+            return False
         except Exception as error:
             self._stop_if_current(stream, ReasonCode.INTERNAL_ERROR, repr(error))
             raise
-        stream.doubting = False
-        self.resume_tails(key.link)
+        return True
 
     def control_changed(self, state: ControlState) -> None:
         if state.origins is not self._origins_seen:
@@ -519,19 +531,9 @@ class LeaderEnd(Part):
         return False
 
     async def _tell_origins(self, stream: LeaderStream, header: BatchHeader) -> None:
-        try:
-            await self._origins.tell(stream, header)
-        except LinkRejected as error:
-            self._stop_if_current(stream, error.code, str(error))
-            return
-        except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
-            self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
-            return
-        except Exception as error:
-            self._stop_if_current(stream, ReasonCode.INTERNAL_ERROR, repr(error))
-            raise
-        stream.telling = False
-        self.resume_tails(stream.key.link)
+        if await self._done_before_more(stream, self._origins.tell(stream, header)):
+            stream.telling = False
+            self.resume_tails(stream.key.link)
 
     def _stop_if_current(self, stream: LeaderStream, code: str, message: str) -> None:
         if self._streams.get(stream.key) is stream:

@@ -13,6 +13,7 @@ from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import RarelyEach
+from isthmus_plugins.replication.leader.empty_partitions import EmptyPartitions
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
@@ -133,6 +134,8 @@ class TargetTopics:
         """By link and topic."""
         self.sends: Set[str] = frozenset()
         """Topics whose settings are this proxy's to send."""
+        self.empty = EmptyPartitions(context)
+        """Of topics that the target may have to make, or to give partitions."""
 
     def prepare(self, link_name: str, wanted: Wanted, every: list[str]) -> None:
         """Have the target make the topics that it lacks, and learn where its partitions are led. Does not wait.
@@ -315,7 +318,11 @@ class TargetTopics:
         Raises BrokerUnavailable, KafkaRefused.
         """
         may_be_made = {name for name in wanted if not self._is_ready(link_name, name)}
-        await self._configs.read([wanted[name][1] for name in may_be_made if self._configs.of(wanted[name][1]) is None])
+        grown = {name for name, (_, info) in wanted.items() if self._lacks_partitions(link_name, info)}
+        await asyncio.gather(
+            self.empty.read([wanted[name][1] for name in grown]),
+            self._configs.read([wanted[name][1] for name in may_be_made if self._configs.of(wanted[name][1]) is None]),
+        )
         sent = {
             name: (self._configs.of(info) or {})
             if name in may_be_made
@@ -333,9 +340,19 @@ class TargetTopics:
                 sent[name],
                 from_first=self._holds_from_first(link_name, info) or None,
                 in_sync_min=_in_sync_min(self._configs.of(info) or {}),
+                empty=self._empty(info) if name in grown else None,
             )
             for name, (mapping, info) in wanted.items()
         ]
+
+    def _lacks_partitions(self, link_name: str, info: TopicInfo) -> bool:
+        """Whether the target has not said that it has all partitions of a topic."""
+        known = self.prepared.get((link_name, info.name))
+        return known is None or not known.ready or len(known.leaders) < len(info.partitions)
+
+    def _empty(self, info: TopicInfo) -> tuple[int, ...] | None:
+        found = (each for each in range(len(info.partitions)) if self.empty.said(info.topic_id, each))
+        return tuple(found) or None
 
     def prepare_again(self, link_name: str, topic: str) -> None:
         """The target's topic is not as it said."""

@@ -526,6 +526,8 @@ class WantedTopic:
     """The link is synchronous, and acks of new partitions of it wait from their first record on."""
     in_sync_min: int | None = field(default=None, metadata=LEFT_OUT)
     """Its ``min.insync.replicas``; None: not read yet."""
+    empty: tuple[int, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """Partitions that have nothing, of a topic that the target may not have, or not all of; None: none has nothing."""
 
 
 @dataclass(frozen=True, slots=True)

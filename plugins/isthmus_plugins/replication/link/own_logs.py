@@ -14,7 +14,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.origins import Ended
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import histories
 from isthmus_plugins.replication.link.histories import EpochSeen, LostBefore
@@ -76,73 +76,36 @@ async def begin_terms(context: PluginContext, topics: Sequence[TopicInfo], ended
                 raise BrokerUnavailable(f"that this cluster writes is not recorded: {outcome.message}")
 
 
-class OwnLogs:
-    """Of single partitions: what is due for many at the same time is recorded together."""
+async def epochs_of(
+    context: PluginContext, place: TopicPartition, log: tuple[int, int], leader_epoch: int, known: int = NO_EPOCH
+) -> tuple[EpochSeen, ...]:
+    """The leader epochs in which a log was written, as its leader says, from one that is known on.
 
-    def __init__(self, context: PluginContext, tasks: Tasks) -> None:
-        self._context = context
-        self._terms = JoinedCommands(context, tasks, "terms", _terms)
-        self._epochs = JoinedCommands(context, tasks, "log-epochs", _log_epochs)
-
-    async def begin_term(self, begun: Begun) -> None:
-        """Record that this cluster writes in a partition, if it did not before. Raises BrokerUnavailable."""
-        await self._recorded(self._terms, begun)
-
-    async def record_written(self, begun: Begun, log_start: int) -> None:
-        """Record the leader epochs of a log up to its end, as its leader says them, where the last is another one.
-
-        ``begun``: with its end. Raises BrokerUnavailable, KafkaRefused.
-        """
-        topic, topic_id, partition, (log_end, leader_epoch) = begun
-        known = self._context.control.state.origins_of(topic, topic_id, partition).ranges
-        last = next((each.epochs[-1].epoch for each in reversed(known) if each.epochs), NO_EPOCH)
-        log = log_start, log_end
-        if last != leader_epoch and log_start < log_end:
-            seen = await self._epochs_of(begun, log, last)
-            await self.record_epochs(Seen(topic, topic_id, partition, seen, log, leader_epoch))
-
-    async def record_epochs(self, seen: Seen) -> None:
-        """Record epochs, and before what the log lost: there a new term begins. Raises BrokerUnavailable."""
-        for _ in range(RECORDED_AT_MOST):
-            if not _log_epochs(self._context.control.state, [seen]):
-                return
-            await self._recorded(self._epochs, seen)
-        raise BrokerUnavailable(f"the leader epochs of {seen.topic}-{seen.partition} are not recorded yet")
-
-    async def _epochs_of(self, begun: Begun, log: tuple[int, int], known: int) -> tuple[EpochSeen, ...]:
-        """The leader epochs in which a log was written, from one that is known on, as its leader says.
-
-        The end was read before: an epoch that is in the log behind it is not looked for.
-        """
-        place, (start, end) = (begun.topic, begun.partition), log
-        found: list[EpochSeen] = []
-        epoch, ends = await self._context.cluster.epoch_end(*place, begun.start.epoch)
-        ends = min(ends, end)
-        while epoch != NO_EPOCH:
-            before, begins = await self._context.cluster.epoch_end(*place, epoch - 1) if epoch else (NO_EPOCH, NO_EPOCH)
-            begins = max(start, begins) if before != NO_EPOCH else start
-            if begins < ends:
-                found.append(EpochSeen(epoch, begins, ends))
-            if epoch <= known or begins <= start:
-                break
-            epoch, ends = before, min(begins, end)
-        return tuple(reversed(found))
-
-    async def _recorded(self, commands: JoinedCommands[Any], entry: Any) -> None:
-        refused = await commands.record(entry)
-        if refused is not None:
-            raise BrokerUnavailable(f"where records come from is not recorded: {refused.message}")
+    ``log``: where it starts, and where it ended before: an epoch that is in the log behind that is not looked for.
+    Raises BrokerUnavailable, KafkaRefused.
+    """
+    start, end = log
+    found: list[EpochSeen] = []
+    if start == end:
+        return ()
+    epoch, ends = await context.cluster.epoch_end(*place, leader_epoch)
+    ends = min(ends, end)
+    while epoch != NO_EPOCH:
+        before, begins = await context.cluster.epoch_end(*place, epoch - 1) if epoch else (NO_EPOCH, NO_EPOCH)
+        begins = max(start, begins) if before != NO_EPOCH else start
+        if begins < ends:
+            found.append(EpochSeen(epoch, begins, ends))
+        if epoch <= known or begins <= start:
+            break
+        epoch, ends = before, min(begins, end)
+    return tuple(reversed(found))
 
 
-def _terms(state: ControlState, begun: Sequence[Begun], ended: Ended = Ended.DETACHED) -> Sequence[Body]:
-    """``ended``: how what was followed there ended, where nobody has recorded that."""
-    ends: dict[histories.Topic, dict[int, TermStart]] = {}
-    for each in begun:
-        ends.setdefault((each.topic, each.topic_id), {})[each.partition] = each.start
-    return histories.to_lead(state, ends, ended)
+def epochs_due(state: ControlState, seen: Sequence[Seen]) -> Sequence[Body]:
+    """What is to be recorded of what logs have, in this order.
 
-
-def _log_epochs(state: ControlState, seen: Sequence[Seen]) -> Sequence[Body]:
+    Where one lost something a new term begins, and once that is recorded more may be due.
+    """
     due: dict[histories.Topic, list[LogEpochs]] = {}
     mended: list[Body] = []
     for each in seen:
@@ -159,3 +122,50 @@ def _log_epochs(state: ControlState, seen: Sequence[Seen]) -> Sequence[Body]:
         topics = tuple(TopicEpochs(*topic, tuple(partitions)) for topic, partitions in due.items())
         return (*mended, RecordLogEpochs(topics))
     return mended
+
+
+class OwnLogs:
+    """Of single partitions: what is due for many at the same time is recorded together."""
+
+    def __init__(self, context: PluginContext, tasks: Tasks) -> None:
+        self._context = context
+        self._terms = JoinedCommands(context, tasks, "terms", _terms)
+        self._epochs = JoinedCommands(context, tasks, "log-epochs", epochs_due)
+
+    async def begin_term(self, begun: Begun) -> None:
+        """Record that this cluster writes in a partition, if it did not before. Raises BrokerUnavailable."""
+        await self._recorded(self._terms, begun)
+
+    async def record_written(self, begun: Begun, log_start: int) -> None:
+        """Record the leader epochs of a log up to its end, as its leader says them, where the last is another one.
+
+        ``begun``: with its end. Raises BrokerUnavailable, KafkaRefused.
+        """
+        topic, topic_id, partition, (log_end, leader_epoch) = begun
+        known = self._context.control.state.origins_of(topic, topic_id, partition).ranges
+        last = next((each.epochs[-1].epoch for each in reversed(known) if each.epochs), NO_EPOCH)
+        log = log_start, log_end
+        if last != leader_epoch and log_start < log_end:
+            seen = await epochs_of(self._context, (topic, partition), log, leader_epoch, last)
+            await self.record_epochs(Seen(topic, topic_id, partition, seen, log, leader_epoch))
+
+    async def record_epochs(self, seen: Seen) -> None:
+        """Record epochs, and before what the log lost: there a new term begins. Raises BrokerUnavailable."""
+        for _ in range(RECORDED_AT_MOST):
+            if not epochs_due(self._context.control.state, [seen]):
+                return
+            await self._recorded(self._epochs, seen)
+        raise BrokerUnavailable(f"the leader epochs of {seen.topic}-{seen.partition} are not recorded yet")
+
+    async def _recorded(self, commands: JoinedCommands[Any], entry: Any) -> None:
+        refused = await commands.record(entry)
+        if refused is not None:
+            raise BrokerUnavailable(f"where records come from is not recorded: {refused.message}")
+
+
+def _terms(state: ControlState, begun: Sequence[Begun], ended: Ended = Ended.DETACHED) -> Sequence[Body]:
+    """``ended``: how what was followed there ended, where nobody has recorded that."""
+    ends: dict[histories.Topic, dict[int, TermStart]] = {}
+    for each in begun:
+        ends.setdefault((each.topic, each.topic_id), {})[each.partition] = each.start
+    return histories.to_lead(state, ends, ended)

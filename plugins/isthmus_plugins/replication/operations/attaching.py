@@ -49,7 +49,7 @@ from isthmus_plugins.replication.follower import replica_plans
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.setting_plans import note_refused
 from isthmus_plugins.replication.follower.topic_plans import Refusal
-from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.follower.topics import CommittedByAll, FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
@@ -349,10 +349,18 @@ class Attaching:
         try:
             verification = await self._transaction_verification.plan(body.type, body.disable_transaction_verification)
             topics = await self._context.cluster.topics()
+            committed = CommittedByAll(self._context)
             planned = await asyncio.gather(
                 *(
                     self._follower_topics.plan(
-                        mapping, wanted, name, topics.get(name), truncate, peer=peer, said=by_topic.get(name, {})
+                        mapping,
+                        wanted,
+                        name,
+                        topics.get(name),
+                        truncate,
+                        peer=peer,
+                        said=by_topic.get(name, {}),
+                        committed=committed,
                     )
                     for wanted in led
                     if (name := mapping.local_name(wanted.topic)) is not None

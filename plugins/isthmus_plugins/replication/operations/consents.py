@@ -169,6 +169,8 @@ class Consents:
                 disable_transaction_verification=request.disable_transaction_verification,
                 on_source_loss=_loss(request),
                 on_source_delete=_delete(request),
+                cut=request.cut,
+                shared_until=tuple((each.topic, each.partition, each.offset) for each in request.shared_until),
             )
             known = link.waits(kind, request.local)
             if known is None or not _is_same(known, asked):
@@ -348,7 +350,7 @@ def _from_there(request: AttachRequest) -> AttachRequest:
         return there
     return replace(
         there,
-        truncate_target=request.truncate_target,
+        truncate_target=request.truncate_target or request.cut is not None,
         disable_transaction_verification=request.disable_transaction_verification,
         on_source_loss=request.on_source_loss,
         on_source_delete=request.on_source_delete,
@@ -366,6 +368,11 @@ def _as_asked(request: AttachRequest) -> links.Attach:
         disable_transaction_verification=request.disable_transaction_verification,
         on_source_loss=None if request.on_source_loss is None else request.on_source_loss.value,
         on_source_delete=None if request.on_source_delete is None else request.on_source_delete.value,
+        cut=request.cut,
+        shared_until=[
+            links.SharedUntil(topic=topic, partition=partition, offset=offset)
+            for topic, partition, offset in request.shared_until
+        ],
     )
 
 

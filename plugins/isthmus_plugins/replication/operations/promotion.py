@@ -587,6 +587,8 @@ def _key(wanted: NamespaceRef) -> NamespaceKey:
 
 def _how(promotion: Promotion) -> origins.Ended:
     """How what was followed ends."""
+    if promotion.released:
+        return origins.Ended.DETACHED
     return origins.Ended.FAILED_OVER if promotion.without_source else origins.Ended.PROMOTED
 
 

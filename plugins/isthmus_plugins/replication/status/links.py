@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from isthmus_control.model import FollowerTopic, Link, ResourceType, Role, TopicState
+from isthmus_control.model import FollowerTopic, Link, LinkMode, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, PartitionStatus, WaitingMapping
 from isthmus_plugins.process import PluginContext
@@ -193,6 +193,10 @@ class LinkStatuses:
             stream = self._leader_end.stream(key)
             stopped = self._leader_end.stopped.get(key)
             waiting = reasons.waiting_state(stopped.code) if stopped is not None else None
+            empty, is_new = self._leader_end.discovery.is_empty(key), self._leader_end.discovery.is_new(key)
+            told = stopped is not None or stream is not None
+            if is_new and empty is None and not told and link.mode is LinkMode.ASYNCHRONOUS:
+                continue  # whether it lacks something is being asked
             status = PartitionStatus(
                 topic=key.topic,
                 remote_topic=prepared.remote_topic if prepared is not None else "",
@@ -210,7 +214,7 @@ class LinkStatuses:
                 status.source_end, status.follower_end = stream.source_end, stream.acked
                 status.partition_mirror_lag = stream.lag
                 status.lag_seconds = stream.age_ms(now) / 1000
-                if stream.lag == 0 and stream.at_end:
+                if stream.lag == 0 and (stream.at_end or (empty and not stream.source_end)):
                     status.state = PartitionState.FOLLOWING
                 if stream.late_marker is not None:
                     late = reasons.decision_not_stored(stream.late_marker)
@@ -218,6 +222,8 @@ class LinkStatuses:
             elif (alone := self._leader_end.lag_without_stream.of(key)) is not None:
                 status.source_end, status.follower_end = alone.source_end, alone.acked
                 status.partition_mirror_lag, status.lag_seconds = alone.lag, alone.age_s(now)
+            if stream is None and empty and connected and not status.source_end:
+                status.state = PartitionState.FOLLOWING
             if waiting is not None:
                 status.state = waiting
             found.append(status)
@@ -307,6 +313,8 @@ class LinkStatuses:
             status.reason, status.message = refused.code, refused.message
         elif not connected:
             status.reason = ReasonCode.NOT_CONNECTED_YET
+        elif self._follower_topics.is_empty(record.topic, partition):
+            status.state = PartitionState.FOLLOWING
         return status
 
     def _follower_status(self, stream: FollowerStream, connected: bool) -> PartitionStatus:
@@ -341,13 +349,14 @@ class LinkStatuses:
         elif settings is not None:
             status.reason, status.message = settings.code, settings.message
         waiting = reasons.waiting_state(reason.code) if reason is not None else None
+        knows_end = stream.knows_end or self._follower_topics.is_empty(stream.topic, stream.partition)
         if follower_log.state is LogState.DIVERGED:
             waiting = PartitionState.DIVERGED
         if waiting is not None:
             status.state = waiting
         elif not connected:
             status.state = PartitionState.DISCONNECTED
-        elif not stream.closed and stream.knows_end and not stream.lag and reason is None and unknown_s is None:
+        elif not stream.closed and knows_end and not stream.lag and reason is None and unknown_s is None:
             status.state = PartitionState.FOLLOWING
         elif unknown_s is not None and status.reason is None:
             status.reason = ReasonCode.SOURCE_END_UNKNOWN

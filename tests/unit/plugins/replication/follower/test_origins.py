@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.replicas import LINK_ID, Replicas, on_replicas
+from support.replicas import LINK, LINK_ID, Replicas, on_replicas
 
 from isthmus_control.commands import AttachNamespace, CreateLink, RecordOriginEpochs, RecordOrigins
 from isthmus_control.grants import EVERYTHING
 from isthmus_control.model import ResourceType, Role
+from isthmus_control.states import ReasonCode
 
 SECOND = "b-to-c"
 
@@ -68,3 +69,38 @@ def test_an_epoch_more_is_recorded_in_few_bytes(monkeypatch: pytest.MonkeyPatch)
         assert recorded == [RecordOrigins] + [RecordOriginEpochs] * 3
 
     on_replicas(monkeypatch, work, brokers=2)
+
+
+def test_a_log_that_is_not_its_sources_any_more_is_diverged_and_says_from_where_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what is recorded, before anything is compared."""
+
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        await replicas.until("a term begins", lambda: "local-t" in replicas.controls["A"].state.origins)
+        for value in (b"kept", b"lost"):
+            source.write_values(value)
+        await replicas.until("copied", replicas.equal)
+        await replicas.stop("A")
+        replicas.a.lose_ends(1, lambda each: 1 if each is source else 0)
+        source.write_values(b"another")
+        replicas.start("A")
+        await replicas.connect()
+        told: list[tuple[str, str | None, str | None]] = []
+
+        def parted() -> bool:
+            told.extend(
+                (str(each.state), each.reason, each.message)
+                for name in "AB"
+                for each in replicas.ends[name].parts.service.status(LINK).partitions
+                if "recorded" in (each.message or "")
+            )
+            return len(told) > 1
+
+        await replicas.until("told at both ends", parted)
+        for state, reason, message in told:
+            assert (state, reason) == ("Diverged", ReasonCode.UNEXPECTED_TRUNCATION)
+            assert "ends at 2, is not the source's from offset 1 on" in (message or "")
+
+    on_replicas(monkeypatch, work)

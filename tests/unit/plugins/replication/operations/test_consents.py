@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,6 +293,46 @@ def test_what_is_cut_or_set_for_it_is_granted_on_its_own() -> None:
         assert waiting(two.b) == [("r-", "the other cluster", ["replace:r-", "broker-settings"])]
         await two.b.links.grant("a-to-b", links.ChangeGrants(may=["replace:r-", "broker-settings"]))
         await two.until("attached", lambda: attached(two) == [["l-"], ["r-"]])
+
+    on_two(work)
+
+
+def test_a_word_to_cut_waits_with_what_it_was_given_for(tmp_path: Path) -> None:
+    async def work(two: Two) -> None:
+        two.b.context.data_directory = tmp_path  # for what is cut
+        source = two.clusters["A"].add_topic("l-t").partitions[0]
+        source.write_values(b"x")
+        await linked(two, "lead:r-")
+        await two.a.links.attach("a-to-b", LEADS)
+        await two.until("copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end)
+        await two.b.links.detach("a-to-b", "r-")
+        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        two.clusters["B"].partition("r-t").write_values(b"B's own")
+        planned = await two.a.links.attach("a-to-b", LEADS.model_copy(update={"dry_run": True}))
+        assert [each.action for each in planned.topics] == ["refuse"]
+        agreed = LEADS.model_copy(update={"cut": planned.cut})
+        assert (await two.a.links.attach("a-to-b", agreed)).missing_grants == ["replace:r-"]
+        assert waiting(two.b) == [("r-", "the other cluster", ["replace:r-"])]
+        await two.b.links.grant("a-to-b", links.ChangeGrants(may=["replace:r-"]))
+        await two.until("attached", lambda: attached(two) == [["l-"], ["r-"]])
+        (mapping,) = two.controls["B"].state.links["a-to-b"].mappings
+        assert [each.token for each in mapping.cuts] == [planned.topics[0].cut]
+
+    on_two(work)
+
+
+def test_what_an_operator_says_is_shared_waits_too() -> None:
+    async def work(two: Two) -> None:
+        await linked(two)
+        said = links.SharedUntil(topic="r-t", partition=0, offset=7)
+        for word in ("before", "after"):
+            asked = LEADS.model_copy(update={"cut": word, "shared_until": [said]})
+            await two.a.links.attach("a-to-b", asked)
+            (waits,) = two.controls["A"].state.links["a-to-b"].waiting
+            assert (waits.cut, waits.shared_until) == (word, (("r-t", 0, 7),)), "of what was asked last"
+        (there,) = two.controls["B"].state.links["a-to-b"].waiting
+        assert (there.cut, there.truncate_target) == (None, True)
+        assert there.shared_until == (), "nothing of that is the asked side's"
 
     on_two(work)
 

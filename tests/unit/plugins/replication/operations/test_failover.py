@@ -9,9 +9,10 @@ from support.offsets import commit, group_made, offsets_batch
 from support.plugins import Two
 from support.promoting import KEY, Killing, on_following, replaced
 
-from isthmus_control.commands import DecidePromotion, OffsetsClaim, RecordClaims
+from isthmus_control.commands import DecidePromotion, DetachNamespace, OffsetsClaim, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
 from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceType
+from isthmus_control.origins import Ended
 from isthmus_plugins import links
 from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.failover_report import Failover, FailoverReport
@@ -390,6 +391,18 @@ def test_a_reservation_that_is_cleared_by_hand_ends_the_same() -> None:
         assert settings(two) == SOURCES
         assert not await two.b.links.release(ResourceType.TOPIC, "r-")
         assert not await two.b.links.release(ResourceType.TOPIC, "other-")
+
+    on_following(work)
+
+
+def test_what_was_detached_by_a_proxy_that_was_killed_is_released_as_detached() -> None:
+    async def work(two: Two) -> None:
+        control = two.controls["B"]
+        control.apply(DetachNamespace("a-to-b", ResourceType.TOPIC, "r-"))  # and no more
+        assert control.state.origins["r-t"].partitions[0].open_range is not None
+        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        ranges = control.state.origins["r-t"].partitions[0].ranges
+        assert [(each.end_offset, each.ended) for each in ranges][-2:] == [(3, Ended.DETACHED), (None, None)]
 
     on_following(work)
 

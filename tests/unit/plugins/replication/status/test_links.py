@@ -1,0 +1,92 @@
+"""In which states links and partitions are shown, at both ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from support.plugins import Proxy, Two, on_two
+
+from isthmus_plugins import links
+
+LEADS = links.Attach(local="l-", remote="r-", role="leader")
+
+
+async def states(two: Two, work: Awaitable[Any], copied: Callable[[], bool]) -> dict[str, list[str]]:
+    """The states of the link at each end, one after the other, from before some work until both tell of what it made,
+    and that was copied."""
+    seen: dict[str, list[str]] = {"A": [], "B": []}
+
+    def look() -> bool:
+        ends: dict[str, Proxy] = {"A": two.a, "B": two.b}
+        for name, proxy in ends.items():
+            state = str(proxy.status().state)
+            if seen[name][-1:] != [state]:
+                seen[name].append(state)
+        return all(proxy.status().partitions for proxy in ends.values()) and copied()
+
+    look()
+    await work
+    for _ in range(20_000):
+        if look():
+            return seen
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"not copied: {seen}")
+
+
+async def made(two: Two, topic: str, *values: bytes) -> None:
+    """A topic of A, and records in it."""
+    partition = two.clusters["A"].add_topic(topic).partitions[0]
+    if values:
+        partition.write_values(*values)
+
+
+async def attached(two: Two) -> None:
+    await two.create()
+    await two.connected()
+    await two.a.links.attach("a-to-b", LEADS)
+    await asyncio.sleep(1)
+
+
+def end_at_b(two: Two) -> int:
+    return two.clusters["B"].partition("r-t").end if "r-t" in two.clusters["B"].found else -1
+
+
+def test_a_link_remains_following_while_a_topic_comes_and_gets_partitions() -> None:
+    async def work(two: Two) -> None:
+        await attached(two)
+
+        def pushed() -> bool:
+            told = [each for proxy in (two.a, two.b) for each in proxy.status().partitions]
+            return len(told) == 2 * len(two.clusters["A"].found["l-t"].partitions) and all(
+                each.partition_mirror_lag == 0 for each in told
+            )
+
+        found = await states(two, made(two, "l-t"), pushed)
+        assert found == {"A": ["Following"], "B": ["Following"]}
+        found = await states(two, two.clusters["A"].create_partitions("l-t", 3), pushed)
+        assert found == {"A": ["Following"], "B": ["Following"]}
+
+    on_two(work)
+
+
+def test_it_is_catching_up_where_the_topic_was_written_to_meanwhile() -> None:
+    async def work(two: Two) -> None:
+        await attached(two)
+        written = made(two, "l-t", b"first", b"second")
+        found = await states(two, written, lambda: end_at_b(two) == 2 and two.a.status().state == "Following")
+        assert found["A"] == ["Following", "Catching Up", "Following"]
+
+    on_two(work)
+
+
+def test_it_is_catching_up_at_once_with_a_topic_that_was_there() -> None:
+    async def work(two: Two) -> None:
+        await attached(two)
+        await made(two, "other-t", b"first")
+        await asyncio.sleep(1)
+        await two.a.links.attach("a-to-b", LEADS.model_copy(update={"local": "other-", "remote": "far-"}))
+        assert two.a.status().state == "Catching Up"
+
+    on_two(work)
