@@ -16,7 +16,7 @@ from isthmus_bench.wan import Wan
 
 def test_a_wan_takes_its_round_trip(wan: Wan) -> None:
     taken = wan.round_trips(20)
-    assert RTT_MS - 0.1 <= taken.p50_ms < RTT_MS + 5
+    assert RTT_MS - 0.1 <= taken.p50_ms < 2 * RTT_MS, "each way is delayed by half of it, once"
     stats = wan.stats()
     assert stats["packets"] >= 40
     assert wan.stats()["packets"] == 0

@@ -244,10 +244,10 @@ def test_anomalies_are_those_that_were_planted(planted: Planted, spark: SparkSes
         for each in rows(anomalies(planted.events(spark)))
     ]
     slow = [each for each in found if each["rule"] == SLOW]
-    # On a machine with other work any broker is slow now and then; the one that was stopped is the slowest.
-    slowest = max(slow, key=lambda each: each["measured"])
-    assert (slowest["cluster"], slowest["broker_id"]) == (planted.pair.a.kafka.cluster_id, 2)
-    assert slowest["measured"] > slowest["limit"]
+    # On a machine with other work any broker is slow now and then.
+    stopped = [each for each in slow if (each["cluster"], each["broker_id"]) == (planted.pair.a.kafka.cluster_id, 2)]
+    assert stopped, slow
+    assert all(each["measured"] > each["limit"] for each in slow)
     others = {each["rule"]: each for each in found if each["rule"] != SLOW}
     assert (len(others), len(found)) == (2, 2 + len(slow)), "one each"
     refused, twice = others[REFUSED], others[SEQUENCES]
