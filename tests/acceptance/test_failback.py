@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import pytest
 from confluent_kafka import KafkaException
 from support.groups import commit, offsets
 from support.kafka import unique
-from support.links import Linked, relayed, taking_transactions, until
+from support.links import Linked, Side, relayed, taking_transactions, truncated_at, until
 from support.relay import Relay
 from support.runbooks import Kill, Runbook, kills
 
@@ -42,15 +42,27 @@ class FailedOver(NamedTuple):
         """A has no more of it than B."""
         return self.orders + "same"
 
-    def cut_at_a(self) -> dict[str, Any] | None:
-        """What is told of the truncation of A's topic, when it is over."""
-        found = self.link.a.proxy.get(f"/v1/links/{self.link.name}/truncations")["items"]
-        return next((each for each in found if each["topic"] == self.topic and each["phase"] == "done"), None)
+    def check_planned(self, side: Side) -> None:
+        """What a side says that recovering does."""
+        told = until("both sides answer", lambda: side.proxy.cli("link", "recover", self.link.name, "--dry-run"))
+        plans = {each["topic"]: each for pair in told["namespaces"] for each in pair["topics"]}
+        assert {name: each["action"] for name, each in plans.items()} == {self.topic: "refuse", self.same: "follow"}
+        (partition,) = plans[self.topic]["partitions"]
+        assert [partition[each] for each in ("shared", "end", "source_end")] == [SHARED, SHARED + AHEAD, SHARED + NEW]
+        assert plans[self.topic]["groups_moved"] == [self.group]
+
+    def check_goes_on(self) -> None:
+        """A is a follower like any other, also of what nothing was cut of."""
+        link = self.link
+        link.b.produce(self.same, values("more", NEW))
+        until("A goes on", lambda: link.a.end(self.same) == SHARED + NEW)
+        verdicts = link.verify()["partitions"]
+        assert all(each["equal"] for each in verdicts if each["topic"] in (self.topic, self.same))
 
     def check_recovered(self) -> str:
         """A has what B has, and what it had alone is salvaged; the salvage file."""
         link, topic, same = self.link, self.topic, self.same
-        done = until("A was cut", self.cut_at_a)
+        done = truncated_at(link.a, link.name, topic)
         assert (done["messages_truncated"], done["partitions"][0]["offset_truncated_to"]) == (AHEAD, SHARED)
         until("A has what is new", lambda: topic in link.a.topics() and link.a.end(topic) == SHARED + NEW)
         assert link.a.read(topic) == link.b.read(topic)
@@ -123,25 +135,15 @@ def fail_over(scene: FailedOver) -> None:
     until("A is back", lambda: link.a.link(link.name)["state"] != "Disconnected")
 
 
-@pytest.mark.one_in_ci("stories", of="failbacks")
+@pytest.mark.suite("stories")
 @pytest.mark.parametrize("asked_at", ["a", "b"])
 def test_the_old_source_follows_from_where_both_part(came_back: FailedOver, asked_at: str) -> None:
-    link, topic, same = came_back.link, came_back.topic, came_back.same
-    side = link.a if asked_at == "a" else link.b
-    told = until("both sides answer", lambda: side.proxy.cli("link", "recover", link.name, "--dry-run"))
-    plans = {each["topic"]: each for pair in told["namespaces"] for each in pair["topics"]}
-    assert {name: each["action"] for name, each in plans.items()} == {topic: "refuse", same: "follow"}
-    (partition,) = plans[topic]["partitions"]
-    assert [partition[each] for each in ("shared", "end", "source_end")] == [SHARED, SHARED + AHEAD, SHARED + NEW]
-    assert plans[topic]["groups_moved"] == [came_back.group]
-    side.proxy.cli("link", "recover", link.name)
+    """Whichever side is asked, and nothing dies."""
+    side = came_back.link.a if asked_at == "a" else came_back.link.b
+    came_back.check_planned(side)
+    side.proxy.cli("link", "recover", came_back.link.name)
     came_back.check_recovered()
-
-    # It goes on, and A is a follower like any other.
-    link.b.produce(same, values("more", NEW))
-    until("A goes on", lambda: link.a.end(same) == SHARED + NEW)
-    verdicts = link.verify()["partitions"]
-    assert all(each["equal"] for each in verdicts if each["topic"] in (topic, same))
+    came_back.check_goes_on()
 
 
 @pytest.mark.parametrize("kill", kills("failback"))
@@ -150,6 +152,8 @@ def test_by_the_runbook(came_back: FailedOver, kill: Kill) -> None:
     link, topic, group = came_back.link, came_back.topic, came_back.group
     salvage = f"{link.a.proxy.tables['data']['directory']}/salvage"
     names = {"orders-": came_back.orders, "app-": group, "/var/lib/isthmus/salvage": salvage}
+    for side in (link.a, link.b):
+        came_back.check_planned(side)
     with Runbook("failback", link, came_back.relay, names, kill, "Following") as book:
         told = book.step("See what A has alone")
         assert all(each in told for each in ("SHARED", str(SHARED + AHEAD), str(SHARED + NEW), group))
@@ -157,6 +161,7 @@ def test_by_the_runbook(came_back: FailedOver, kill: Kill) -> None:
         file = came_back.check_recovered()
         assert "equal" in book.step("Wait, and compare")
         assert file.rpartition("/")[2] in book.step("See what was cut")
+        came_back.check_goes_on()
 
         assert link.b.produce(topic, values("last", 1)) == [SHARED + NEW]
         commit(link.b, group, {(topic, 0): SHARED + NEW})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.groups import commit, offsets
 from support.kafka import unique
-from support.links import Linked, Side, relayed, until, whole
+from support.links import Linked, Side, relayed, truncated_at, truncation, until, whole
 from support.relay import Relay
 from support.runbooks import Kill, Runbook, Victim, kills
 
@@ -40,11 +40,6 @@ class Three(NamedTuple):
     @property
     def topic(self) -> str:
         return self.names["orders-"] + "eu"
-
-    def truncation(self, side: Side, link: str) -> dict[str, Any] | None:
-        """What a side tells of a truncation of the topic that is over."""
-        found = side.proxy.get(f"/v1/links/{link}/truncations")["items"]
-        return next((each for each in found if each["topic"] == self.topic and each["phase"] == "done"), None)
 
     def has(self, side: Side, end: int) -> None:
         until(f"it has {end} records", lambda: self.topic in side.topics() and side.end(self.topic) == end, 120)
@@ -137,13 +132,13 @@ def test_one_takes_over_and_the_others_follow(three: Three, state: str, kill: Ki
             assert str(SHARED) in told, told
             book.leave_out("Where C has no more than B")
             book.step("Or where C is ahead")
-            done = until("C was cut", lambda: three.truncation(c, second), 120)
+            done = truncated_at(c, second, topic)
             assert (done["messages_truncated"], done["partitions"][0]["offset_truncated_to"]) == (LATER, SHARED)
             shown = ready_commands.run(["salvage", "show", done["partitions"][0]["salvage_file"]], 30).stdout
             assert (shown.count("later"), shown.count("shared")) == (LATER, 0)
         three.has(c, at_failover + OF_B)
         assert "equal" in book.step("Wait, and compare")
-        assert (three.truncation(c, second) is None) == (state == "behind")
+        assert (truncation(c, second, topic) is None) == (state == "behind")
         assert c.read(topic) == b.read(topic)
         assert offsets(c, "reader") == {(topic, 0): SHARED}, "of what it has, or had in common with B"
 
@@ -151,7 +146,7 @@ def test_one_takes_over_and_the_others_follow(three: Three, state: str, kill: Ki
         a.proxy.start()
         until("A is back", lambda: all(side.link(three.first.name)["encryption"] for side in (a, b)))
         book.step("When A is there again")
-        done = until("A was cut", lambda: three.truncation(a, three.first.name), 120)
+        done = truncated_at(a, three.first.name, topic)
         cut = OF_A if state == "behind" else LATER + OF_A
         assert (done["messages_truncated"], done["partitions"][0]["offset_truncated_to"]) == (cut, at_failover)
         three.has(a, at_failover + OF_B)

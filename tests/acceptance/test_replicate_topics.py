@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -26,6 +28,9 @@ REFUSED_WRITE = KafkaError.INVALID_REQUEST
 STATES: Final = {"asynchronous": "Following", "synchronous": "In-Sync"}
 SLOW_S: Final = 0.004
 """The relay's delay of each chunk of 4 KB: about 1 MB/s."""
+FAR_S: Final = 0.1
+"""The same of a link over which producers do not wait."""
+ACKS: Final = 50
 BACKLOG: Final = [os.urandom(50_000)] * 60
 
 
@@ -177,6 +182,32 @@ def test_remove_a_follower_topic_and_make_it_writable(pair: Linked, relay: Relay
         # And records that are not the source's are not overwritten: following again needs the operator's consent.
         plan = link.attach(local, remote, "--dry-run")
         assert [(each["action"], each["topic"]) for each in plan["topics"]] == [("refuse", remote + "clicks")]
+
+
+def test_producers_do_not_wait_for_an_asynchronous_link(pair: Linked, relay: Relay) -> None:
+    """Beside a topic that no link has, over a line that takes far longer than an ack."""
+    outside = unique("outside")
+    pair.a.create_topic(outside)
+    with another_link(pair, relay) as link:
+        inside, copy = link.names("inside")
+        link.a.create_topic(inside)
+        until("it follows", lambda: copy in link.b.topics())
+        link.wait_following(2)
+        took_s: dict[str, list[float]] = {inside: [], outside: []}
+        relay.delay_s = FAR_S
+        try:
+            with_each = {topic: link.a.producer(linger_ms=0, acks="all") for topic in took_s}
+            for _ in range(ACKS):
+                for topic, producer in with_each.items():
+                    began = time.perf_counter()
+                    producer.produce(topic, b"x", partition=0)
+                    assert producer.flush(30) == 0
+                    took_s[topic].append(time.perf_counter() - began)
+        finally:
+            relay.delay_s = 0.0
+        link.wait_end(copy, ACKS)
+    median_s = {topic: statistics.median(each) for topic, each in took_s.items()}
+    assert median_s[inside] < min(1.5 * median_s[outside] + 0.002, FAR_S), median_s
 
 
 def test_follow_one_and_lead_many(pair: Linked, shared_kafka: Clusters) -> None:

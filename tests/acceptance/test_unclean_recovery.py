@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 from support.kafka import unique
-from support.links import Linked, Side, relayed, until
+from support.links import Linked, relayed, truncated_at, truncation, until
 from support.relay import Relay
 from support.runbooks import Kill, Runbook, kills
 
@@ -72,12 +72,6 @@ def write_both(link: Linked, relay: Relay, orders: str, mode: str) -> None:
     until("both reach each other", lambda: all(side.link(link.name)["encryption"] for side in (link.a, link.b)))
 
 
-def truncation(side: Side, link: Linked, topic: str) -> dict[str, Any] | None:
-    """What is told of a truncation that is over."""
-    found = side.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
-    return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
-
-
 @pytest.mark.parametrize(("chosen", "mode", "kill"), cases())
 def test_the_other_one_is_cut_to_what_both_have(
     scene: tuple[Linked, Relay], chosen: str, mode: str, kill: Kill | None
@@ -100,7 +94,7 @@ def test_the_other_one_is_cut_to_what_both_have(
         else:
             book.leave_out("Choose B's")
             book.step("Or choose A's")
-        done = until("it was cut", lambda: truncation(follower, link, topic), 120)
+        done = truncated_at(follower, link.name, topic)
         (cut,) = done["partitions"]
         assert (done["messages_truncated"], cut["offset_truncated_to"]) == (lost[1], SHARED)
         assert "equal" in book.step("Wait, and compare")
@@ -109,7 +103,7 @@ def test_the_other_one_is_cut_to_what_both_have(
     assert [record.value for record in leader.read(topic)] == values("shared", SHARED) + values(*kept)
     shown = ready_commands.run(["salvage", "show", cut["salvage_file"], "--limit", "100"], 30).stdout
     assert (shown.count(lost[0]), shown.count("shared")) == (lost[1], 0)
-    assert truncation(leader, link, topic) is None
+    assert truncation(leader, link.name, topic) is None
 
     # The chosen one leads, as if nothing had been.
     with pytest.raises(KafkaException):

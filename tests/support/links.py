@@ -26,6 +26,8 @@ from support.wire import Wire
 
 VERIFICATION: Final = "transaction.partition.verification.enable"
 WAIT_S: Final = 60.0
+TRUNCATED_WITHIN_S: Final = 120.0
+"""A truncation lets some seconds pass itself, and asks brokers for dozens of things one after the other."""
 LEASE_S: Final = 3.0
 """Short, so that a proxy which was killed is not waited for long."""
 
@@ -345,14 +347,24 @@ class Linked:
         until("the link is Following", following, timeout_s)
 
 
+def truncation(side: Side, link: str, topic: str) -> dict[str, Any] | None:
+    """What a side tells of a truncation of a topic that is over."""
+    found = side.proxy.get(f"/v1/links/{link}/truncations")["items"]
+    return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
+
+
+def truncated_at(side: Side, link: str, topic: str) -> dict[str, Any]:
+    """Wait until a topic of a side was truncated; what is told of that."""
+    try:
+        return dict(until(f"{topic} is truncated", lambda: truncation(side, link, topic), TRUNCATED_WITHIN_S))
+    except AssertionError as error:
+        told = side.proxy.get(f"/v1/links/{link}/truncations")["items"], side.partitions(link, topic)
+        raise AssertionError(f"{error}; {told}") from error
+
+
 def truncated(link: Linked, topic: str) -> dict[str, Any]:
-    """Wait until a topic of B was truncated; what is told of that."""
-
-    def last() -> dict[str, Any] | None:
-        found = link.b.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
-        return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
-
-    return dict(until(f"{topic} is truncated", last))
+    """The same of B's."""
+    return truncated_at(link.b, link.name, topic)
 
 
 @contextmanager
