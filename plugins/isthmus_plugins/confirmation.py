@@ -247,7 +247,7 @@ class AckGate:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         names: dict[bytes, str] = {}
         for topic in topics:
-            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+            name = self._context.known_topic_name(topic) if by_id else peeks.topic_text(topic)
             if name is None:
                 return None
             if self._concerns(name):

@@ -61,7 +61,7 @@ class _Answer(Gate):
         super().__init__()
         self._sent = frame
         self._refused = refused
-        self._refusals: dict[Place, Refusal] | None = None
+        self._refusals: dict[Place, Refusal] = {}
         self.transactional = transactional
         self.began = began
         self.deadline = deadline
@@ -80,12 +80,12 @@ class _Answer(Gate):
 
     def refuse(self, named: Place, refusal: Refusal) -> None:
         """Have the answer say so of a partition, as the frame calls it."""
-        self._refusals = {**(self._refusals or {}), named: refusal}
+        self._refusals[named] = refusal
 
     @property
     def says(self) -> bytes:
         """What goes out."""
-        return self._sent if self._refusals is None else self._refused(self._sent, self._refusals)
+        return self._refused(self._sent, self._refusals) if self._refusals else self._sent
 
 
 NO_EPOCH: Final = -1

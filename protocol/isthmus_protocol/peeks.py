@@ -63,6 +63,8 @@ def _field_names(spec: EntitySpec) -> set[str]:
 
 # Produce
 
+_NAME_BYTES: Final = 250
+"""One more than a topic's name can have."""
 _PRODUCE_TOPICS: Final = _Versions(
     ApiKey.PRODUCE, "request", "acks", "transactional_id", ("topic_data", ("name|topic_id",))
 )
@@ -85,6 +87,11 @@ _PRODUCE_RESPONSE: Final = _Versions(
     "response",
     ("responses", ("name|topic_id", ("partition_responses", ("index", "error_code", "base_offset")))),
 )
+
+
+def topic_text(name: bytes) -> str:
+    """A topic's name as text; of one that is longer than names can be, megabytes maybe, the beginning alone."""
+    return name[:_NAME_BYTES].decode("utf-8", "replace")
 
 
 def produce_topics(version: int, frame: Frame) -> tuple[int, bytes | None, list[bytes]]:

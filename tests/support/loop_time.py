@@ -1,13 +1,17 @@
-"""How long answers that are made beside the loop keep it, and what they are in the end."""
+"""How long answers that are made beside the loop keep it, and what they are in the end; and what changes meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from isthmus_plugins.api import Gate
+from isthmus_plugins.aside import aside
+
+T = TypeVar("T")
 
 LOOP_S_MAX: Final = 0.025
 """Of CPU, in one go: five times what is meant, since machines differ."""
@@ -42,3 +46,22 @@ async def longest(work: Awaitable[bytes]) -> tuple[bytes, float]:
         answer = await work
         done = True
     return answer, found
+
+
+async def overtaken(decide: Callable[[], T], change: Callable[[], object]) -> T:
+    """What is decided in the thread, of which the loop hears behind a change that it makes itself."""
+    decided = threading.Event()
+
+    def work() -> T:
+        try:
+            return decide()
+        finally:
+            decided.set()
+
+    async with asyncio.TaskGroup() as group:
+        deciding = group.create_task(aside(work))
+        await asyncio.sleep(0)
+        assert decided.wait(WAIT_S)
+        change()
+    await asyncio.sleep(0)  # what the thread told the loop
+    return deciding.result()

@@ -158,7 +158,7 @@ class ReservationPlugin:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         lookup = self._lookup
         for topic in topics:
-            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+            name = self._context.known_topic_name(topic) if by_id else peeks.topic_text(topic)
             if name is None or lookup.topic_reservation(name) is not None:
                 if request.whole:
                     return _by_size(request, self.on_change)

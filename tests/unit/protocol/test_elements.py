@@ -9,7 +9,7 @@ import time
 import pytest
 
 from isthmus_protocol import peeks
-from isthmus_protocol.elements import TooManyElements, at_most
+from isthmus_protocol.elements import TooManyElements, at_most, carried
 from isthmus_protocol.messages import build_request, decode_request, encode_request
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import TAGS_MAX, MalformedFrame, skip_tags, write_uvarint
@@ -91,3 +91,19 @@ def test_a_thousand_tagged_fields_are_none_that_anybody_meant() -> None:
     frame = struct.pack(">i", len(frame) - 4) + frame[4:]
     with pytest.raises(MalformedFrame, match="tagged fields"):
         decode_request(frame)
+
+
+def test_work_for_later_takes_the_bound_along_that_is_for_it() -> None:
+    def read(topics: int) -> object:
+        return decode_request(deletion(topics))
+
+    unbounded = carried(lambda: read(100))
+    with at_most(10):
+        as_here = carried(lambda: read(11))
+    with at_most(10, each=True, aside=50):
+        enough, too_many = carried(lambda: (read(50), read(50))), carried(lambda: read(51))
+    unbounded()
+    enough()
+    for bounded in (as_here, too_many):
+        with pytest.raises(TooManyElements):
+            bounded()

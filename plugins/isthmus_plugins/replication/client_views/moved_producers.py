@@ -200,7 +200,7 @@ class MovedProducers(Part):
 
     def _topic_name(self, request: Request, topic: bytes) -> str | None:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
-        return self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+        return self._context.known_topic_name(topic) if by_id else peeks.topic_text(topic)
 
     async def _found_out(self, request: Request, topics: Topics) -> Verdict:
         """What becomes of a request when it is known of which cluster its producers are."""

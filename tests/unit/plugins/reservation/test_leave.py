@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.loop_time import overtaken
 from support.reservations import settled
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Namespace, NamespaceKey, ResourceType
-from isthmus_plugins.api import Answer, Client, Request, Verdict
-from isthmus_plugins.aside import aside
+from isthmus_plugins.api import Answer, Client, Request
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.reservation import LEAVE_S, ReservationPlugin
 from isthmus_plugins.tasks import Supervision
@@ -132,23 +131,8 @@ def test_it_ends_with_the_lease_and_goes_on_with_a_longer_one(process: Process) 
 def test_what_the_thread_found_writable_is_not_remembered_when_it_is_reserved_by_then(process: Process) -> None:
     request = produce("t", "to", now=process.now)
     request.aside = True
-    decided = threading.Event()
-
-    def decide() -> Verdict:
-        try:
-            return process.plugin.on_produce(request)
-        finally:
-            decided.set()
-
-    async def main() -> None:
-        deciding = asyncio.ensure_future(aside(decide))  # noqa: TID251
-        await asyncio.sleep(0)
-        assert decided.wait(10)
-        process.reserve("t")  # before the loop hears of it
-        assert await deciding is None
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+    verdict = asyncio.run(overtaken(lambda: process.plugin.on_produce(request), lambda: process.reserve("t")))
+    assert verdict is None, "a fence has it decided anew"
     process.ask("t", "to")
     assert isinstance(process.verdict, Answer)
 

@@ -264,3 +264,15 @@ def test_no_produce_to_thousands_of_topics_keeps_the_loop(reserved: str, monkeyp
         print(f"\n{topics} topics of which {reserved!r} is reserved: {kept_s * 1000:.1f} ms")
         assert not cause
         assert kept_s < LOOP_S_MAX
+
+
+@pytest.mark.parametrize("reserved", ["others-", "r"])
+def test_no_produce_to_a_topic_of_megabytes_keeps_the_loop(reserved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = b"r" + b"\xff" * WHOLE_FRAME_BYTES_MAX
+    partition = b"\x02" + bytes(4) + b"\x00\x00"
+    body = b"\x00" + struct.pack(">hi", -1, 30_000) + b"\x02" + write_uvarint(len(name) + 1) + name + partition
+    head = struct.pack(">hhih", ApiKey.PRODUCE, 9, 7, -1) + b"\x00"
+    frame = struct.pack(">i", len(head) + len(body) + 2) + head + body + b"\x00\x00"
+    kept_s, _ = loop_s(frame, monkeypatch, produce_hooks(reserved))
+    print(f"\na name of 4 MiB of which {reserved!r} is reserved: {kept_s * 1000:.1f} ms")
+    assert kept_s < LOOP_S_MAX

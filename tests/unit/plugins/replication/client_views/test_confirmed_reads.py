@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl
-from support.loop_time import LOOP_S_MAX, longest, went_out
+from support.loop_time import LOOP_S_MAX, longest, overtaken, went_out
 from support.partition_log import batch
 
 from isthmus_control.commands import CreateNamespace
@@ -389,3 +389,20 @@ def test_what_a_hook_behind_answers_in_the_thread_is_looked_at_on_the_loop() -> 
         assert parts(17, await went_out(answer)) == [(0, 4, 4, 4)]
 
     run(work)
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_what_the_thread_found_is_not_remembered_when_more_is_to_be_confirmed_by_then(epoch: int) -> None:
+    """Neither that a topic is shown as it is, nor that a fetch session holds no other one."""
+
+    async def main() -> None:
+        scene = Scene()
+        scene.reads = ConfirmedReads(scene.context, lambda topic: True, lambda place, committed: 4)
+        scene.reads.control_changed(scene.control.state)
+        scene.control.subscribe(scene.reads.control_changed)
+        confirmed = CreateNamespace(ResourceType.TOPIC, "t", demands=Demands(visibility=Visibility.CONFIRMED))
+        await overtaken(lambda: scene.fetch(12, "t"), lambda: scene.control.apply(confirmed))
+        again = scene.fetch(12, "t", epoch=epoch) if not epoch else scene.fetch(12, epoch=epoch)
+        assert isinstance(again, Answer if epoch else Replace)
+
+    asyncio.run(main())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl
-from support.loop_time import LOOP_S_MAX, longest, went_out
+from support.loop_time import LOOP_S_MAX, longest, overtaken, went_out
 
 from isthmus_plugins.api import Client, Gate, Replace, Request
 from isthmus_plugins.replication.sync.commit_gate import CommitGate
@@ -70,5 +70,20 @@ def test_they_are_refused_beside_the_loop(count: int, aside: bool) -> None:
         assert codes == [COORDINATOR_LOAD_IN_PROGRESS] * count
         assert spent < LOOP_S_MAX or not aside, f"{spent * 1000:.1f} ms"
         await gate.stop()
+
+    asyncio.run(main())
+
+
+def test_what_the_thread_found_of_a_group_is_not_remembered_when_links_are_others_by_then() -> None:
+    async def main() -> None:
+        rng = random.Random(1)
+        context: Any = FakeContext(FakeCluster(rng, [1]), FakeControl("A", rng))
+        groups, needs = SimpleNamespace(partitions=50, pushed=asyncio.Event()), NothingConfirmed()
+        gate = CommitGate(context, needs, groups, lambda: 0.0)  # type: ignore[arg-type]
+        gate.control_changed(["l"])
+        await overtaken(lambda: gate.scope_of("g"), lambda: gate.control_changed(["l", "m"]))
+        assert not gate._scopes
+        gate.scope_of("g")
+        assert gate._scopes.keys() == {"g"}
 
     asyncio.run(main())
