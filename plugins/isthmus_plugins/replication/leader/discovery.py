@@ -27,8 +27,8 @@ DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 SETTLED_S: Final = 2.0
 """How long what was found holds where all of it is pushed, and neither topics nor what it goes by have changed."""
-NEW_S: Final = 2.0
-"""How long a partition is new after it was found: by then it is known whether something was written to it."""
+NEW_S: Final = 60.0
+"""How long a partition is new after it was found: by then the target has it, or why it has not is to be seen."""
 LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks take among many topics, however much happens."""
 PAUSE_MAX_S: Final = 1.0
@@ -164,9 +164,10 @@ class Discovery:
         """Whether nothing was in a led partition just now; None: that is not known."""
         return self._targets.empty.said(self.topic_ids[key.topic], key.partition)
 
-    def is_new(self, key: LinkPartition) -> bool:
-        """Whether a led partition came to be just now, in a namespace that was led before."""
-        return self._context.clock.monotonic() - self._new.get(key, float("-inf")) < NEW_S
+    def new_for_s(self, key: LinkPartition) -> float | None:
+        """Since when there is a led partition, in a namespace that was led before; None: it is not new, or that old."""
+        found = self._new.get(key)
+        return None if found is None else self._context.clock.monotonic() - found
 
     def prepare_again(self, link_name: str, topic: str) -> None:
         """The target's topic is not as it said: ask it again with the next look."""

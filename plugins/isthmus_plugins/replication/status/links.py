@@ -33,6 +33,8 @@ from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.sync.status import link_state, note_followed, note_led
 
+ASKED_WITHIN_S: Final = 2.0
+"""It is not known at once whether something was written to a new partition."""
 MAKING_S: Final = 5.0
 """How long a topic may be about to be made without being shown."""
 NOT_ON_LINKS: Final = frozenset({"admin", "capture", "front", "gateway", "namespace-plugins", "operations"})
@@ -193,9 +195,9 @@ class LinkStatuses:
             stream = self._leader_end.stream(key)
             stopped = self._leader_end.stopped.get(key)
             waiting = reasons.waiting_state(stopped.code) if stopped is not None else None
-            empty, is_new = self._leader_end.discovery.is_empty(key), self._leader_end.discovery.is_new(key)
-            told = stopped is not None or stream is not None
-            if is_new and empty is None and not told and link.mode is LinkMode.ASYNCHRONOUS:
+            empty, new_for_s = self._leader_end.discovery.is_empty(key), self._leader_end.discovery.new_for_s(key)
+            told = stopped is not None or stream is not None or new_for_s is None or new_for_s > ASKED_WITHIN_S
+            if empty is None and not told and link.mode is LinkMode.ASYNCHRONOUS:
                 continue  # whether it lacks something is being asked
             status = PartitionStatus(
                 topic=key.topic,
@@ -222,7 +224,7 @@ class LinkStatuses:
             elif (alone := self._leader_end.lag_without_stream.of(key)) is not None:
                 status.source_end, status.follower_end = alone.source_end, alone.acked
                 status.partition_mirror_lag, status.lag_seconds = alone.lag, alone.age_s(now)
-            if stream is None and empty and connected and not status.source_end:
+            if stream is None and new_for_s is not None and empty and connected and not status.source_end:
                 status.state = PartitionState.FOLLOWING
             if waiting is not None:
                 status.state = waiting

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from support.plugins import Proxy, Two, on_two
 
 from isthmus_plugins import links
@@ -81,10 +82,11 @@ def test_it_is_catching_up_where_the_topic_was_written_to_meanwhile() -> None:
     on_two(work)
 
 
-def test_it_is_catching_up_at_once_with_a_topic_that_was_there() -> None:
+@pytest.mark.parametrize("values", [(b"first",), ()], ids=["written", "empty"])
+def test_it_is_catching_up_at_once_with_a_topic_that_was_there(values: tuple[bytes, ...]) -> None:
     async def work(two: Two) -> None:
         await attached(two)
-        await made(two, "other-t", b"first")
+        await made(two, "other-t", *values)
         await asyncio.sleep(1)
         await two.a.links.attach("a-to-b", LEADS.model_copy(update={"local": "other-", "remote": "far-"}))
         assert two.a.status().state == "Catching Up"
