@@ -34,7 +34,6 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.client_views.producer_origins import (
-    PARTITIONS_AT_ONCE,
     Doubtful,
     OutOfSequence,
     ProducedBatch,
@@ -55,6 +54,8 @@ from isthmus_protocol.wire import NeedMore
 log = logging.getLogger("isthmus_plugins.replication")
 
 CAUSE: Final = "producer_of_another_cluster"
+PARTITIONS_AT_ONCE: Final = 200
+"""Of a request of many, whose producers are looked for in one go: a millisecond."""
 _EPOCH: Final = struct.Struct(">h")
 Topics: TypeAlias = Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]
 """Of a request: topics as it names them, their partitions, and where in the frame the records of these are."""

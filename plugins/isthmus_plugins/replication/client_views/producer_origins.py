@@ -7,7 +7,6 @@ connection. Where the log says nothing the producer is this cluster's; where it 
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -22,8 +21,6 @@ from isthmus_protocol.records import BatchHeader, add_sequence
 
 KNOWN_MAX: Final = 10_000
 """Producers of connections that are remembered."""
-PARTITIONS_AT_ONCE: Final = 200
-"""Of a request of many, that are looked at in one go: a millisecond."""
 SEARCHED_MAX: Final = 1000
 """Batches that are looked through for one that is sent again."""
 
@@ -127,12 +124,8 @@ class ProducerOrigins:
         Raises Doubtful, BatchError, ProducerIdOverflow, and BrokerUnavailable, KafkaRefused and OperationError where a
         log could not be read.
         """
-        found = set[str]()
-        for number, batch in enumerate(batches, 1):
-            if number % PARTITIONS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if self.may_have_moved(batch.place) and (cluster := await self._of(batch, clusters)) is not None:
-                found.add(cluster)
+        followed = [batch for batch in batches if self.may_have_moved(batch.place)]
+        found = {each for batch in followed if (each := await self._of(batch, clusters)) is not None}
         header = batches[0].header
         if len(found) > 1:
             raise Doubtful(f"producer {header.producer_id} seems to be of {' and '.join(sorted(found))}")
