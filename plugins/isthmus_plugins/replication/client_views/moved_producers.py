@@ -55,7 +55,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 CAUSE: Final = "producer_of_another_cluster"
 PARTITIONS_AT_ONCE: Final = 200
-"""Of a request of many, that are looked at in one go: a millisecond."""
+"""Of a request of many, whose producers are looked for in one go: a millisecond."""
 _EPOCH: Final = struct.Struct(">h")
 Topics: TypeAlias = Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]
 """Of a request: topics as it names them, their partitions, and where in the frame the records of these are."""

@@ -124,10 +124,8 @@ class ProducerOrigins:
         Raises Doubtful, BatchError, ProducerIdOverflow, and BrokerUnavailable, KafkaRefused and OperationError where a
         log could not be read.
         """
-        found = set[str]()
-        for batch in batches:
-            if self.may_have_moved(batch.place) and (cluster := await self._of(batch, clusters)) is not None:
-                found.add(cluster)
+        followed = [batch for batch in batches if self.may_have_moved(batch.place)]
+        found = {each for batch in followed if (each := await self._of(batch, clusters)) is not None}
         header = batches[0].header
         if len(found) > 1:
             raise Doubtful(f"producer {header.producer_id} seems to be of {' and '.join(sorted(found))}")
