@@ -140,8 +140,8 @@ class Lookup:
         return next((each for key, each in self._reversing if key.type is kind and contains(*key, name)), None)
 
     def reserves(self, kind: ResourceType) -> bool:
-        """Whether any namespace of this type is reserved."""
-        return bool(self._lengths[kind] or self._beyond[kind])
+        """Whether any namespace of this type is reserved, or about to be."""
+        return bool(self._lengths[kind] or self._beyond[kind] or self._reversing)
 
     def topic_reservation(self, topic: str) -> Reservation | None:
         """As :meth:`reservation` for topics; the proxies' own topics, and copies of offsets, always are."""
