@@ -229,7 +229,7 @@ def _turned(state: ControlState, offset: int, command: c.Command, reversal: Reve
     _check_whole(link_named(state, reversal.link), reversal)
     changes: list[Change] = []
     for key in reversal.keys:
-        disable = reversal.disable_transaction_verification and key.type is ResourceType.TOPIC
+        disable = reversal.disable_transaction_verification
         state, more = turn(state, offset, command, reversal.link, key, disable_transaction_verification=disable)
         changes += more
     return state, tuple(changes)
