@@ -202,6 +202,12 @@ def _accept(state: ControlState, offset: int, command: c.Command, body: c.Accept
         mapping = link.mapping(*key)
         if mapping is None or mapping.role is not Role.FOLLOWER:
             raise Refuse(Rejection.NOT_FOUND, f"the {key} does not follow over link {body.link!r}")
+        cut = next((topic for topic in sorted(state.truncations) if mapping.holds(topic)), None)
+        require(
+            key.type is not ResourceType.TOPIC or cut is None,
+            Rejection.CONFLICT,
+            f"topic {cut!r} is being truncated: wait for that",
+        )
         wanted = c.AttachNamespace(link.name, *key, mapping.remote_prefix, Role.LEADER, for_peer=True)
         grants.check_attach(link, wanted)
     step = ReversalStep.DRAINED

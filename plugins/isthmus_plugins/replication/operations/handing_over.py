@@ -18,6 +18,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from isthmus_control.commands import AbandonReversal, AnnounceReversal, EndReversal, HandOver, HoldReversal, TakeBack
@@ -146,7 +147,9 @@ class HandingOver:
             raise OperationError("NOT_FOUND", f"nothing of link {link_name!r} is being reversed", 404)
         for reversal in found:
             if reversal.at_leader:
+                pairs = self._pairs(reversal)
                 await self._commands.append(TakeBack(link_name, reversal.reversal_id))
+                await self._forgotten_there(link_name, reversal.reversal_id, pairs)
             elif reversal.step is ReversalStep.DRAINED:
                 raise OperationError("CONFLICT", "the other cluster leads, or has handed over: that is said there", 409)
             else:
@@ -242,8 +245,10 @@ class HandingOver:
 
     async def _carry_out(self, body: AnnounceReversal) -> None:
         extra = {"link": body.link, "id": body.reversal_id}
+        pairs: tuple[AttachedPair, ...] = ()
         try:
             await self._commands.append(body)
+            pairs = self._pairs(self._known(body.reversal_id))
             log.info("reversal announced", extra=extra)
             await self._transactions_end(self._known(body.reversal_id))
             await self._commands.append(HoldReversal(body.link, body.reversal_id, body.owner))
@@ -252,6 +257,7 @@ class HandingOver:
             await self._commands.append(HandOver(body.link, body.reversal_id, body.owner, ends))
         except OperationError as error:
             if await self._taken_back(body):
+                await self._forgotten_there(body.link, body.reversal_id, pairs)
                 log.warning("reversal taken back", extra=extra | {"detail": error.message})
                 raise
         log.warning("handed over to the other cluster", extra=extra)
@@ -278,6 +284,11 @@ class HandingOver:
                 return False
             raise  # the others see to it
         return True
+
+    async def _forgotten_there(self, link_name: str, reversal_id: str, pairs: tuple[AttachedPair, ...]) -> None:
+        """Have the other cluster know that it was taken back. Where it cannot be told that does no harm."""
+        with suppress(OperationError):
+            await self._commands.call(link_name, calls.AbandonReversal(reversal_id, pairs))
 
     async def _transactions_end(self, reversal: Reversal) -> None:
         """Let what is open end by itself, for a while."""
@@ -370,8 +381,10 @@ class HandingOver:
             if reversal.step is ReversalStep.HANDED_OVER:
                 await self._tell(reversal)
             elif reversal.at_leader and self._is_left(state, reversal):
+                pairs = self._pairs(reversal)
                 await self._commands.append(TakeBack(reversal.link, reversal.reversal_id))
                 log.warning("reversal taken back", extra={"link": reversal.link, "id": reversal.reversal_id})
+                await self._forgotten_there(reversal.link, reversal.reversal_id, pairs)
         except OperationError as error:
             self._waits[reversal.reversal_id] = error.message
 

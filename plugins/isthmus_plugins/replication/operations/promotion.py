@@ -508,7 +508,8 @@ class Promotions:
             if name is None:
                 continue
             record = self._context.control.state.follower_topics.get(name)
-            if record is None or record.source_topic_id != said.topic_id:
+            follows = record is not None and record.state is TopicState.FOLLOWING
+            if record is None or not follows or record.source_topic_id != said.topic_id:
                 lacking.append(f"{source} is not followed")
             else:
                 ours |= {(name, partition): end for partition, end in enumerate(said.ends)}

@@ -21,6 +21,7 @@ from isthmus_control.model import (
     LinkMode,
     LinkSettings,
     NamespaceKey,
+    Reason,
     ResourceType,
     ReversalStep,
     Right,
@@ -29,6 +30,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.outcome import Accepted, Rejected, Rejection
+from isthmus_control.truncations import PartitionView
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP
 HERE, GROUPS = NamespaceKey(TOPIC, "a-"), NamespaceKey(GROUP, "ga-")
@@ -214,6 +216,16 @@ def test_a_failover_or_detaching_ends_what_it_was_drained_for() -> None:
     assert not log.state.reversals
     log = at_b(ACCEPT, c.DeleteLink("l"))
     assert not log.state.reversals
+
+
+def test_nothing_is_led_that_is_being_cut() -> None:
+    log = at_b(c.SetFollowerTopic("l", "b-t", "a-t", LINK_ID, TopicState.FOLLOWING, LINK_ID))
+    cut = c.BeginTruncation("l", "b-t", LINK_ID, Reason("CODE", "why"), (PartitionView(1, 0),), None, "p", OWNER)
+    log.ok(ACCEPT)
+    log.ok(cut)
+    assert not log.state.reversals
+    log.refused(LEAD, Rejection.CONFLICT, "being truncated")
+    log.refused(ACCEPT, Rejection.CONFLICT, "being truncated")
 
 
 def test_it_leads_without_the_link_where_that_is_gone() -> None:
