@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -118,7 +119,10 @@ class Scene:
         if self.random.random() < 0.7:
             two.controls[name].apply(ReleaseLease(before.context.proxy_name, before.context.incarnation))
         after = Proxy(two.clusters[name], two.controls[name], name.lower())
-        after.context.port = before.context.port
+        listener = after.context.link_listener
+        assert listener is not None
+        assert before.context.port is not None
+        after.context.link_listener = replace(listener, port=before.context.port)
         setattr(two, name.lower(), after)
         await after.start()
         del self.dying[name]
