@@ -116,8 +116,12 @@ class Scene:
         await before.stop()
         two.controls[name].unsubscribe_all()
         await asyncio.sleep(self.random.choice((0.0, 0.5, 3.0)))
+        # The others find that its lease has run out before the next process starts, or a while after.
+        over = ReleaseLease(before.context.proxy_name, before.context.incarnation)
         if self.random.random() < 0.7:
-            two.controls[name].apply(ReleaseLease(before.context.proxy_name, before.context.incarnation))
+            two.controls[name].apply(over)
+        else:
+            asyncio.get_running_loop().call_later(10, two.controls[name].apply, over)
         after = Proxy(two.clusters[name], two.controls[name], name.lower())
         listener = after.context.link_listener
         assert listener is not None
@@ -131,7 +135,7 @@ class Scene:
         for name in "AB":
             if name not in self.dying:
                 for connection in self.side(name).plugin.parts.peers.connections(LINK):
-                    connection.close("CUT", "a fault of the simulation")
+                    connection.close("a fault of the simulation")
                     self.seen["cuts"] += 1
 
     # ---- clients ----
