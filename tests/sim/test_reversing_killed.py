@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+from support.fake_cluster import FakeControl
+from support.loopback import run_on_loopback
 from support.offsets import commit, group_made, offsets_batch
-from support.plugins import Proxy, Two, on_two
+from support.plugins import Proxy, Two
 from support.seeds import seeds
 
-from isthmus_control.commands import AbandonReversal, HandOver, ReleaseLease, TakeBack
+from isthmus_control.commands import AbandonReversal, Body, HandOver, ReleaseLease, TakeBack
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import LinkMode, ResourceType, ReversalStep, Role
 from isthmus_plugins import links
@@ -36,22 +39,65 @@ PREFIXES = {"A": ("a-", "ga-"), "B": ("b-", "gb-")}
 PARTITIONS = 2
 
 
-class Scene:
-    """``kills``: so many times a proxy is killed at one of its commands, before or after that stands in the log."""
+class Own:
+    """A control log as one process has it: what it does when it is dead nobody hears."""
 
-    def __init__(self, seed: int, two: Two) -> None:
+    def __init__(self, shared: FakeControl, append: Callable[[Body], Awaitable[Any]]) -> None:
+        self._shared = shared
+        self.append = append
+        self._subscribers: list[Callable[[ControlState], None]] = []
+        shared.subscribe(self._changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        self._subscribers.append(changed)
+
+    def unsubscribe_all(self) -> None:
+        self._subscribers.clear()
+
+    def _changed(self, state: ControlState) -> None:
+        for changed in self._subscribers:
+            changed(state)
+
+
+class Scene:
+    """``kills``: so many times a proxy is killed at one of its commands, before or after that stands in the log.
+
+    With ``sidecars`` each cluster has two brokers, and a proxy for each.
+    """
+
+    def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.two = two
         self.synchronous = self.random.random() < 0.4
-        self.kills = self.random.randint(0, 4)
+        self.sidecars = self.random.random() < 0.5
+        self.two = Two(brokers=2 if self.sidecars else 1)
+        self.kills = 0
         self.dying: dict[str, asyncio.Task[None]] = {}
         self.acked: list[bytes] = []
         self.committed = 0
         self.seen = Counter[str]()
         self.clients: list[asyncio.Task[None]] = []
+        self.proxies: dict[str, Proxy] = {}
+        for name in ("a", "b", "a2", "b2") if self.sidecars else ("a", "b"):
+            self.proxies[name] = self.made(name)
+        self.two.a, self.two.b = self.proxies["a"], self.proxies["b"]
+
+    def made(self, name: str) -> Proxy:
+        cluster = name[0].upper()
+
+        async def append(body: Body) -> Any:
+            return await self.append(name, body)
+
+        own: Any = Own(self.two.controls[cluster], append)
+        fronted = frozenset({2 if name.endswith("2") else 1}) if self.sidecars else None
+        return Proxy(self.two.clusters[cluster], own, name, fronted)
 
     def side(self, name: str) -> Proxy:
-        return self.two.a if name == "A" else self.two.b
+        """A proxy of a cluster that runs."""
+        found = [each for each in self.proxies if each[0] == name.lower() and each not in self.dying]
+        return self.proxies[self.random.choice(found or [name.lower()])]
 
     def state(self, name: str) -> ControlState:
         return self.two.controls[name].state
@@ -83,7 +129,7 @@ class Scene:
 
     def watch(self, name: str) -> None:
         control = self.two.controls[name]
-        append, apply = control.append, control.apply
+        apply = control.apply
 
         def applied(body: Any) -> Any:
             outcome = apply(body)
@@ -93,48 +139,54 @@ class Scene:
                 self.seen[f"{type(body).__name__} {type(outcome).__name__}"] += 1
             return outcome
 
-        async def killed(body: Any) -> Any:
-            dies = self.kills and name not in self.dying and self.random.random() < 0.15
-            if dies and self.random.random() < 0.5:
-                self.die(name)
-                raise BrokerUnavailable("killed before it was recorded")
-            outcome = await append(body)
-            if dies:
-                self.die(name)
-            return outcome
-
         control.apply = applied  # type: ignore[method-assign]
-        control.append = killed  # type: ignore[method-assign]
+
+    async def append(self, name: str, body: Body) -> Any:
+        """What a process records, which may be the last that it does."""
+        control = self.two.controls[name[0].upper()]
+        dies = self.kills and name not in self.dying and self.random.random() < 0.15
+        if dies and self.random.random() < 0.5:
+            self.die(name)
+            raise BrokerUnavailable("killed before it was recorded")
+        outcome = await control.append(body)
+        if dies:
+            self.die(name)
+        return outcome
 
     def die(self, name: str) -> None:
+        if name in self.dying:
+            return
         self.kills -= 1
         self.seen["kills"] += 1
         self.dying[name] = asyncio.get_running_loop().create_task(self._die(name))
 
     async def _die(self, name: str) -> None:
-        two, before = self.two, self.side(name)
+        before = self.proxies[name]
+        control = self.two.controls[name[0].upper()]
         await before.stop()
-        two.controls[name].unsubscribe_all()
+        before.context.control.unsubscribe_all()
         await asyncio.sleep(self.random.choice((0.0, 0.5, 3.0)))
         # The others find that its lease has run out before the next process starts, or a while after.
         over = ReleaseLease(before.context.proxy_name, before.context.incarnation)
         if self.random.random() < 0.7:
-            two.controls[name].apply(over)
+            control.apply(over)
         else:
-            asyncio.get_running_loop().call_later(10, two.controls[name].apply, over)
-        after = Proxy(two.clusters[name], two.controls[name], name.lower())
+            asyncio.get_running_loop().call_later(10, control.apply, over)
+        after = self.made(name)
         listener = after.context.link_listener
         assert listener is not None
         assert before.context.port is not None
         after.context.link_listener = replace(listener, port=before.context.port)
-        setattr(two, name.lower(), after)
+        self.proxies[name] = after
+        if name in ("a", "b"):
+            setattr(self.two, name, after)
         await after.start()
         del self.dying[name]
 
     def cut(self) -> None:
-        for name in "AB":
+        for name, proxy in self.proxies.items():
             if name not in self.dying:
-                for connection in self.side(name).plugin.parts.peers.connections(LINK):
+                for connection in proxy.plugin.parts.peers.connections(LINK):
                     connection.close("a fault of the simulation")
                     self.seen["cuts"] += 1
 
@@ -198,14 +250,17 @@ class Scene:
         await two.a.links.attach(LINK, GROUPS)
         await two.until("copied", self.are_equal, 60)
         if self.synchronous:
-            await two.until("ready", lambda: two.a.status().state == "Following", 60)
+            await two.until(
+                "ready", lambda: all(each.status().state == "Following" for each in self.proxies.values()), 60
+            )
             await two.a.links.set_mode(LINK, links.SetMode(mode="synchronous"))
         for name in "AB":
             self.watch(name)
+        self.kills = self.random.randint(0, 4)
 
     async def reverse(self) -> bool:
         name = self.leader()
-        if name is None or name in self.dying:
+        if name is None:
             return False
         refs = [NamespaceRef(local=PREFIXES[name][0]), NamespaceRef(type="consumer-group", local=PREFIXES[name][1])]
         request = links.Reverse(
@@ -240,6 +295,11 @@ class Scene:
                 await self.abandon()
             await work
             await asyncio.sleep(self.random.choice((0.1, 1.0, 5.0)))
+
+    def is_in_sync(self, name: str) -> bool:
+        """As every proxy of a cluster has it."""
+        found = [proxy for each, proxy in self.proxies.items() if each[0] == name.lower()]
+        return not self.dying and all(each.status().state == "In-Sync" for each in found)
 
     def is_over(self) -> bool:
         """Nothing is under way, and one cluster leads what the other one follows."""
@@ -283,20 +343,25 @@ class Scene:
             for name in "AB":
                 link = self.state(name).links[LINK]
                 assert link.mode is LinkMode.SYNCHRONOUS
-            await self.two.until("in sync", lambda: self.side(str(leader)).status().state == "In-Sync", 120)
+            await self.two.until("in sync", lambda: self.is_in_sync(str(leader)), 120)
 
 
 @pytest.mark.parametrize("seed", seeds(20))
 def test_one_leads_and_nothing_that_was_acked_is_lost(seed: int) -> None:
-    async def work(two: Two) -> None:
-        scene = Scene(seed, two)
+    async def run() -> None:
+        scene = Scene(seed)
+        for proxy in scene.proxies.values():
+            await proxy.start()
         try:
-            await scene.run()
+            async with asyncio.timeout(3000):
+                await scene.run()
         finally:
             print("seen", dict(scene.seen), "acked", len(scene.acked), "committed", scene.committed)
             if not scene.is_over():
                 print({name: (scene.state(name).reversals, scene.state(name).promotions) for name in "AB"})
             for client in scene.clients:
                 client.cancel()
+            for proxy in scene.proxies.values():
+                await proxy.stop()
 
-    on_two(work, 3000)
+    run_on_loopback(run())
