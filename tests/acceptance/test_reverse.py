@@ -117,7 +117,8 @@ def test_there_and_back_under_clients_that_write(link: Linked, mode: str) -> Non
             named = ("--local", prefix, "--local-group", group)
             plan = sides[leader].proxy.cli("link", "reverse", name, *named, "--dry-run")
             assert plan["refused"] == []
-            report = sides[leader].proxy.cli("link", "reverse", name, *named)
+            # Where many tests run a broker may take seconds for what takes milliseconds.
+            report = sides[leader].proxy.cli("link", "reverse", name, *named, "--hold", "45")
             assert report["reversed"]
             now = writer.count()
             until("it goes on", lambda now=now: writer.count() > now + 50)

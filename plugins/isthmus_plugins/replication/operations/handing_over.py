@@ -320,9 +320,11 @@ class HandingOver:
         self._waits[reversal.reversal_id] = "every proxy to hold clients' writes"
         await self._context.control.enforced(reversal.step_offset)
         for mapping in _mappings(link, reversal):
+            self._waits[reversal.reversal_id] = f"transactions that are open in the {mapping.local}"
             ended = self._own_transactions.keeps_open if mapping.type is ResourceType.TOPIC else self._open_commits
             while (why := await ended(self._scope(reversal, mapping))) is not None:
                 self._waits[reversal.reversal_id] = why.message
+        self._waits[reversal.reversal_id] = "the brokers to say where the logs end"
         topics = await self._led(link, reversal)
         question = await self._question(reversal, topics, reversal.hold_ms)
         while True:
