@@ -52,6 +52,7 @@ from isthmus_control.rules.plugins import PLUGIN_HANDLERS
 from isthmus_control.rules.promotions import PROMOTION_HANDLERS
 from isthmus_control.rules.provenance import PROVENANCE_HANDLERS
 from isthmus_control.rules.proxies import PROXY_HANDLERS
+from isthmus_control.rules.reversals import REVERSAL_HANDLERS
 from isthmus_control.rules.source_deletions import SOURCE_DELETION_HANDLERS
 from isthmus_control.rules.source_losses import SOURCE_LOSS_HANDLERS
 from isthmus_control.rules.sync import SYNC_HANDLERS
@@ -179,6 +180,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **SOURCE_LOSS_HANDLERS,
     **SOURCE_DELETION_HANDLERS,
     **PROMOTION_HANDLERS,
+    **REVERSAL_HANDLERS,
     **ACL_HANDLERS,
     **SYNC_HANDLERS,
     **CLAIM_HANDLERS,

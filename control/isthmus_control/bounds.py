@@ -9,3 +9,11 @@ SYNC_CONFIRM_TIMEOUT_MS: Final = 10_000
 SYNC_CONFIRM_TIMEOUT_MS_MIN: Final = 2_000
 """Shorter, and the lease of those that are In-Sync would not fit in."""
 SYNC_CONFIRM_TIMEOUT_MS_MAX: Final = 9_999_999
+REVERSAL_TRANSACTIONS_WAIT_MS: Final = 1_000
+"""How long a reversal lets open transactions end by themselves, where nothing else is said."""
+REVERSAL_TRANSACTIONS_WAIT_MS_MAX: Final = 900_000
+"""As long as brokers let a transaction be open, by default."""
+REVERSAL_HOLD_MS: Final = 5_000
+"""How long it has clients' writes wait at most, where nothing else is said."""
+REVERSAL_HOLD_MS_MAX: Final = 60_000
+"""Clients give up a request sooner."""

@@ -33,6 +33,7 @@ from isthmus_control.levels import (
     INFORMATIONAL,
     ORIGINS,
     PREFIXES,
+    REVERSALS,
     SECRET_ROTATION,
     SIGNING,
     SOURCE_DELETIONS,
@@ -57,6 +58,7 @@ from isthmus_control.model import (
     ResourceType,
     Role,
     SyncState,
+    TopicEnd,
     TopicState,
 )
 from isthmus_control.origins import Ended, OriginEpoch, OriginRange
@@ -500,7 +502,8 @@ class BeginPromotion(Body):
     """A follower namespace, and ``more`` with it, is to be written by clients; or, begun, this proxy goes on.
 
     ``without_source``: a failover, also of what was to be promoted with the source's help. Of a topic namespace that
-    followed over the link and was detached it ends what the link left open.
+    followed over the link and was detached it ends what the link left open. ``reversal``: the source has handed them
+    over in the reversal of this id, which this cluster is drained for; it leads them in the end.
     """
 
     KIND: ClassVar[str] = "begin-promotion"
@@ -512,6 +515,7 @@ class BeginPromotion(Body):
     owner: str
     more: tuple[NamespaceKey, ...] = ()
     without_source: bool = False
+    reversal: str = field(default="", metadata=since(REVERSALS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,6 +547,100 @@ class AbandonPromotion(Body):
     type: ResourceType
     prefix: str
     owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceReversal(Body):
+    """A namespace that this cluster leads, and ``more`` with it, are to be led by the other cluster of the link.
+
+    See :class:`~isthmus_control.model.Reversal`.
+    """
+
+    KIND: ClassVar[str] = "announce-reversal"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    type: ResourceType
+    prefix: str
+    more: tuple[NamespaceKey, ...]
+    reversal_id: str
+    owner: str
+    transactions_wait_ms: int
+    hold_ms: int
+    disable_transaction_verification: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldReversal(Body):
+    """From here on clients' writes to them wait, and what they write nowhere is refused."""
+
+    KIND: ClassVar[str] = "hold-reversal"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    reversal_id: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(Body):
+    """The other cluster has all, and may lead from here on: this one follows. ``ends``: of the topics' logs.
+
+    The first of this one and :class:`TakeBack` counts, and the other one is rejected.
+    """
+
+    KIND: ClassVar[str] = "hand-over"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    reversal_id: str
+    owner: str
+    ends: tuple[TopicEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack(Body):
+    """They were not handed over, and never will be by this reversal: this cluster leads on, and clients write."""
+
+    KIND: ClassVar[str] = "take-back"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    reversal_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndReversal(Body):
+    """The other cluster leads what was handed over."""
+
+    KIND: ClassVar[str] = "end-reversal"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    reversal_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonReversal(Body):
+    """At the cluster that handed over: the other one does not lead, nor ever will by this reversal; this one leads
+    again. At the other one: it does not lead by it, whatever it hears later."""
+
+    KIND: ClassVar[str] = "abandon-reversal"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    reversal_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptReversal(Body):
+    """At the follower: it has all that the leader has, whose clients wait, and is to lead.
+
+    The other cluster asks for it, and has what it was granted. ``settings``: as of :class:`BeginPromotion`.
+    """
+
+    KIND: ClassVar[str] = "accept-reversal"
+    SINCE: ClassVar[int] = REVERSALS
+    link: str
+    type: ResourceType
+    prefix: str
+    more: tuple[NamespaceKey, ...]
+    reversal_id: str
+    settings: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1277,6 +1375,13 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DecidePromotion,
             EndPromotion,
             AbandonPromotion,
+            AnnounceReversal,
+            HoldReversal,
+            HandOver,
+            TakeBack,
+            EndReversal,
+            AbandonReversal,
+            AcceptReversal,
             SetOffsetsTopic,
             SetFollowerTopic,
             CompactFollowerTopic,

@@ -15,7 +15,7 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED, LEFT_OUT, since
 from isthmus_control.concerns import Beyond
-from isthmus_control.levels import CONSENT, ORIGINS, SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CONSENT, ORIGINS, REVERSALS, SIGNING, SOURCE_LOSSES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
@@ -32,6 +32,7 @@ from isthmus_control.model import (
     ProvenanceRange,
     ProxyLease,
     ResourceType,
+    Reversal,
     Role,
     SourceEpoch,
     SyncRecord,
@@ -51,7 +52,7 @@ class ControlState:
     """The state after the record at ``applied_offset`` (-1: none yet).
 
     ``level`` is the log's feature level; ``key_id`` is the id of the control key that its records are signed with
-    (empty: they are not).
+    (empty: they are not). ``reversals`` are those under way, by their ids.
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
@@ -82,6 +83,7 @@ class ControlState:
     truncations: Mapping[str, Truncation] = field(default_factory=dict)
     past_truncations: tuple[Truncation, ...] = ()
     promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
+    reversals: Mapping[str, Reversal] = field(default_factory=dict, metadata=since(REVERSALS))
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)
@@ -108,12 +110,12 @@ class ControlState:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lookup", Lookup(self.namespaces, self.links, self.beyond))
+        object.__setattr__(self, "lookup", Lookup(self.namespaces, self.links, self.beyond, self.reversals.values()))
         object.__setattr__(self, "held_losses", held_of_topics(self.source_losses))
 
     def evolve(self, **changes: Any) -> ControlState:
         """A state with these fields replaced. What is compiled of others is kept where nothing it reads has changed."""
-        if "namespaces" in changes or "links" in changes or "beyond" in changes:
+        if not changes.keys().isdisjoint(("namespaces", "links", "beyond", "reversals")):
             return dataclasses.replace(self, **changes)
         new = object.__new__(ControlState)
         for name in self.__slots__:
@@ -140,6 +142,10 @@ class ControlState:
             for mapping in link.mappings
             if mapping.type is key.type and mapping.local_prefix == key.prefix
         )
+
+    def reversal_of(self, key: NamespaceKey) -> Reversal | None:
+        """The reversal that a namespace is in."""
+        return next((each for each in self.reversals.values() if key in each.keys), None)
 
     @property
     def disables_transaction_verification(self) -> bool:

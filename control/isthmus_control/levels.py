@@ -46,6 +46,8 @@ STALE_READS: Final = 5
 """Consumers of what follows over a synchronous link may be kept from reading what is older than at the source."""
 INFORMATIONAL: Final = 5
 """Whether a namespace is informational can be altered."""
+REVERSALS: Final = 6
+"""What a cluster leads is handed over to the one that follows it, by a record."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -62,6 +64,8 @@ LEVELS: Final[Mapping[int, str]] = {
     "known, whichever links lie between them; "
     "consumers of a namespace that follows over a synchronous link wait while it is not known to be In-Sync, where "
     "that is set (--stale-reads no); whether a namespace is informational can be altered",
+    6: "what a cluster leads over a link is handed over to the cluster that follows it, and back, by one command "
+    "(isthmus link reverse)",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

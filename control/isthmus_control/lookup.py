@@ -19,6 +19,7 @@ from isthmus_control.model import (
     NamespaceKey,
     NamespaceMapping,
     ResourceType,
+    Reversal,
     Role,
     contains,
 )
@@ -65,6 +66,7 @@ class Lookup:
         "_lengths",
         "_plugged",
         "_reserved",
+        "_reversing",
         "stopped",
     )
 
@@ -73,6 +75,7 @@ class Lookup:
         namespaces: Mapping[NamespaceKey, Namespace],
         links: Mapping[str, Link],
         beyond: Iterable[Beyond] = (),
+        reversals: Iterable[Reversal] = (),
     ) -> None:
         self._beyond: dict[ResourceType, list[Reservation]] = {kind: [] for kind in ResourceType}
         self.stopped: dict[str, str] = {}
@@ -91,6 +94,7 @@ class Lookup:
         for namespace in namespaces.values():
             if namespace.reserved:
                 self._reserved[namespace.type][namespace.prefix] = self._reservation(namespace)
+        self._reversing = [(key, each) for each in reversals if each.at_leader for key in each.keys]
         self._demanding = {
             kind: [each for each in namespaces.values() if each.type is kind]
             for kind in {each.type for each in namespaces.values() if each.demands != NO_DEMANDS}
@@ -131,9 +135,13 @@ class Lookup:
         """Why it is not known here whether clients may write ``name``; None: it is."""
         return next((each for each in self._beyond[kind] if contains(kind, each.prefix, name)), None)
 
+    def reversing(self, kind: ResourceType, name: str) -> Reversal | None:
+        """The reversal by which a resource that this cluster leads still is to be led by another one."""
+        return next((each for key, each in self._reversing if key.type is kind and contains(*key, name)), None)
+
     def reserves(self, kind: ResourceType) -> bool:
-        """Whether any namespace of this type is reserved."""
-        return bool(self._lengths[kind] or self._beyond[kind])
+        """Whether any namespace of this type is reserved, or about to be."""
+        return bool(self._lengths[kind] or self._beyond[kind] or self._reversing)
 
     def topic_reservation(self, topic: str) -> Reservation | None:
         """As :meth:`reservation` for topics; the proxies' own topics, and copies of offsets, always are."""

@@ -24,6 +24,7 @@ from isthmus_control.levels import (
     CONSENT,
     FROM_FIRST,
     ORIGINS,
+    REVERSALS,
     SECRET_ROTATION,
     SOURCE_DELETIONS,
     SOURCE_LOSSES,
@@ -728,6 +729,7 @@ class Promotion:
     can only go on (True), or something was, so that it can only be taken back (False); None: not looked at yet.
     ``without_source``: a failover. What is missing is missing, and the source is not asked for anything. ``released``:
     it followed no more when this began, since an operator clears a reservation by hand.
+    ``reversal``: the source has handed them over in the reversal of this id, and follows.
     """
 
     link: str
@@ -741,6 +743,7 @@ class Promotion:
     decided: bool | None = None
     without_source: bool = False
     released: bool = field(default=False, metadata=since(ORIGINS))
+    reversal: str = field(default="", metadata=since(REVERSALS))
 
     @property
     def key(self) -> NamespaceKey:
@@ -750,6 +753,61 @@ class Promotion:
     def keys(self) -> tuple[NamespaceKey, ...]:
         """All that are promoted together, this one among them."""
         return self.together or (self.key,)
+
+
+class ReversalStep(StrEnum):
+    """How far a reversal is, in the log that says so (:mod:`isthmus_control.rules.reversals`)."""
+
+    ANNOUNCED = "announced"
+    """At the leader: no client begins a transaction there any more."""
+    HELD = "held"
+    """At the leader: clients' writes wait."""
+    HANDED_OVER = "handed-over"
+    """At the one that led: it follows, and never leads again by itself."""
+    DRAINED = "drained"
+    """At the follower: it has all, and leads once it hears that they were handed over."""
+
+
+class TopicEnd(NamedTuple):
+    """Where the logs of a topic's partitions end, by partition."""
+
+    topic: str
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reversal:
+    """Namespaces that change which cluster leads them, all together.
+
+    ``reversal_id`` (a UUID) is the same in both clusters' logs. ``keys`` are local, in the order in which they are
+    looked at. ``owner``: at the leader, the incarnation of the proxy that carries it out until it is handed over.
+    ``transactions_wait_ms``: how long open transactions may take to end by themselves. ``hold_ms``: how long writes
+    wait, and it is tried. ``step_offset``: of the command that brought it to its step. ``ends``: of the leader's logs
+    as they were handed over, by their names there. ``settings``: at the follower, as of a :class:`Promotion`.
+    """
+
+    reversal_id: str
+    link: str
+    keys: tuple[NamespaceKey, ...]
+    step: ReversalStep
+    owner: str
+    begun_ms: int
+    step_offset: int
+    transactions_wait_ms: int = 0
+    hold_ms: int = 0
+    disable_transaction_verification: bool = False
+    ends: tuple[TopicEnd, ...] = ()
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def at_leader(self) -> bool:
+        """Whether this cluster leads the namespaces still."""
+        return self.step in (ReversalStep.ANNOUNCED, ReversalStep.HELD)
+
+    @property
+    def holds(self) -> bool:
+        """Whether clients' writes wait for what becomes of it."""
+        return self.step is ReversalStep.HELD
 
 
 @dataclass(frozen=True, slots=True)

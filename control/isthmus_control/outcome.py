@@ -13,6 +13,7 @@ from isthmus_control.model import (
     NamespaceMapping,
     Promotion,
     ProxyLease,
+    Reversal,
     SyncRecord,
 )
 from isthmus_control.source_losses import SourceLoss
@@ -100,6 +101,14 @@ class PromotionChanged:
 
     before: Promotion | None
     after: Promotion | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReversalChanged:
+    """Begun (``before`` None), went on, or ended (``after`` None)."""
+
+    before: Reversal | None
+    after: Reversal | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,7 @@ Change = (
     | NamespaceDetached
     | HeldConfigChanged
     | PromotionChanged
+    | ReversalChanged
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged

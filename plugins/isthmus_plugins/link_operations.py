@@ -8,6 +8,7 @@ from typing import Protocol
 from isthmus_control.model import Reason, ResourceType
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import (
+    AbandonReversal,
     Acknowledged,
     AlterLink,
     AlterMapping,
@@ -26,6 +27,8 @@ from isthmus_plugins.links import (
     PromoteReport,
     Recover,
     RecoverReport,
+    Reverse,
+    ReverseReport,
     SecretRotated,
     SetMode,
     TokenStatus,
@@ -94,6 +97,12 @@ class LinkOperations(Protocol):
 
     async def recover(self, link_name: str, request: Recover) -> RecoverReport:
         """Have what one cluster led before the other one was failed over follow that, cut to where both part."""
+
+    async def reverse(self, link_name: str, request: Reverse) -> ReverseReport:
+        """Have the other cluster lead what this one leads, while clients' writes wait, and follow it."""
+
+    async def abandon_reversal(self, link_name: str, request: AbandonReversal) -> LinkStatus:
+        """Have this cluster lead on what is being reversed, or again."""
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
         """Make drained follower namespaces writable; ``progress`` is called with (namespaces done, in all)."""

@@ -11,6 +11,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from isthmus_control.bounds import (
+    REVERSAL_HOLD_MS,
+    REVERSAL_HOLD_MS_MAX,
+    REVERSAL_TRANSACTIONS_WAIT_MS,
+    REVERSAL_TRANSACTIONS_WAIT_MS_MAX,
     SYNC_CONFIRM_TIMEOUT_MS,
     SYNC_CONFIRM_TIMEOUT_MS_MAX,
     SYNC_CONFIRM_TIMEOUT_MS_MIN,
@@ -445,6 +449,62 @@ class PromoteReport(_Model):
     namespaces: list[PromotedNamespace]
 
 
+class Reverse(_Model):
+    """Namespaces that this cluster leads, and the other one is to lead: all together."""
+
+    namespaces: list[NamespaceRef] = Field(min_length=1, description="of this cluster: topics and consumer groups")
+    transactions_wait_seconds: float = Field(
+        default=REVERSAL_TRANSACTIONS_WAIT_MS / 1000,
+        ge=0,
+        le=REVERSAL_TRANSACTIONS_WAIT_MS_MAX / 1000,
+        description="how long open transactions may take to end by themselves, before they are aborted",
+    )
+    hold_seconds: float = Field(
+        default=REVERSAL_HOLD_MS / 1000,
+        gt=0,
+        le=REVERSAL_HOLD_MS_MAX / 1000,
+        description="how long writes wait at most; then all is taken back",
+    )
+    disable_transaction_verification: bool = Field(
+        default=False, description="as of an attached pair: this cluster's brokers go without it, once it follows"
+    )
+    dry_run: bool = Field(default=False, description="change nothing, say what is missing and what is open")
+
+
+class AbandonReversal(_Model):
+    """What is being reversed over a link is led by this cluster on, or again."""
+
+    although_unreachable: bool = Field(
+        default=False,
+        description="the other cluster cannot be asked, and it is known that it does not lead: else both would",
+    )
+
+
+class ReverseReport(_Model):
+    link_name: str
+    dry_run: bool
+    namespaces: list[NamespaceRef]
+    refused: list[str] = []
+    """Why it cannot be reversed as it is."""
+    missing: list[str] = []
+    """What the other cluster did not have yet when it was looked at, while clients write."""
+    transactions_open: list[str] = []
+    """What was open then."""
+    reversed: bool = False
+    """The other cluster leads, and this one follows."""
+
+
+class ReversalStatus(_Model):
+    """A reversal that is under way."""
+
+    reversal_id: str
+    namespaces: list[NamespaceRef]
+    step: str
+    """announced, held, handed-over; drained at the other cluster, once it has all."""
+    begun_ms: int
+    waits_for: str
+
+
 class AnyOf(_Model):
     """An ack means that so many of these clusters have the record."""
 
@@ -721,6 +781,7 @@ class LinkStatus(_Model):
     """None: this cluster follows nothing over the link."""
     promoting: list[str] = []
     """Prefixes of namespaces whose promotion has begun."""
+    reversals: list[ReversalStatus] = []
     acls: list[AclStatus] = []
     offsets_topics: list[OffsetsTopicStatus] = []
     partitions: list[PartitionStatus] = []

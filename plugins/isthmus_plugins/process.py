@@ -61,6 +61,9 @@ class ControlApi(Protocol):
     async def enforced(self, offset: int) -> None:
         """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""
 
+    async def caught_up(self) -> None:
+        """Return when all is applied that stood in the log at the call. Raises BrokerUnavailable."""
+
     def subscribe(self, changed: Callable[[ControlState], None]) -> None:
         """Call ``changed`` after each applied command that changed the state."""
 

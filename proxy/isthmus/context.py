@@ -57,6 +57,13 @@ class Control:
         except PeerFault as error:
             raise BrokerUnavailable(str(error)) from error
 
+    async def caught_up(self) -> None:
+        """Return when all is applied that stood in the log at the call. Raises BrokerUnavailable."""
+        try:
+            await self._log.caught_up()
+        except PeerFault as error:
+            raise BrokerUnavailable(str(error)) from error
+
     def subscribe(self, changed: Callable[[ControlState], None]) -> None:
         """Call ``changed`` after each applied command that changed the state."""
         self._log.subscribe(changed)

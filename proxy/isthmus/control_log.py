@@ -499,6 +499,11 @@ class ControlLog:
             return
         self._check_running()
 
+    async def caught_up(self) -> None:
+        """Return when all is applied that stood in the log at the call. Raises ControlLogHalted, PeerFault."""
+        self._check_running()
+        await self.applied(await self._topic.end())
+
     async def applied(self, end: int) -> None:
         """Return when all below ``end`` is applied. Raises ControlLogHalted, PeerFault where that takes too long."""
         try:

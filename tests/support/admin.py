@@ -34,6 +34,7 @@ from isthmus_control.rules.proxies import LEASE_MS_MAX
 from isthmus_plugins.cluster import ClusterApi
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
+    AbandonReversal,
     Acknowledged,
     AclNotMapped,
     AclStatus,
@@ -68,6 +69,8 @@ from isthmus_plugins.links import (
     PromoteReport,
     Recover,
     RecoverReport,
+    Reverse,
+    ReverseReport,
     SecretRotated,
     SetMode,
     TokenStatus,
@@ -327,6 +330,23 @@ class MemoryLinks:
         asked = Attach(local="orders-", remote="orders-", role="follower", dry_run=request.dry_run)
         report = [await self.attach(link_name, asked)]
         return RecoverReport(link_name=link_name, dry_run=request.dry_run, namespaces=report)
+
+    async def reverse(self, link_name: str, request: Reverse) -> ReverseReport:
+        self.status(link_name)
+        named = [(each.type, each.local) for each in request.namespaces]
+        self.calls.append(("reverse", link_name, named, request.transactions_wait_seconds, request.hold_seconds))
+        return ReverseReport(
+            link_name=link_name,
+            dry_run=request.dry_run,
+            namespaces=request.namespaces,
+            missing=["orders-eu-0 ends at 7, the source's at 9"],
+            transactions_open=["the transaction of 'app'"],
+            reversed=not request.dry_run,
+        )
+
+    async def abandon_reversal(self, link_name: str, request: AbandonReversal) -> LinkStatus:
+        self.calls.append(("abandon reversal", link_name, request.although_unreachable))
+        return self.status(link_name)
 
     async def alter_mapping(self, link_name: str, request: AlterMapping) -> LinkStatus:
         wanted = request.on_source_loss, request.on_source_delete

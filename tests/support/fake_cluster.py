@@ -815,6 +815,11 @@ class FakeControl:
     async def enforced(self, offset: int) -> None:
         await asyncio.sleep(0.01)
 
+    async def caught_up(self) -> None:
+        await asyncio.sleep(self.random.uniform(0.001, 0.01))
+        if self.random.random() < self.trouble / 2:
+            raise BrokerUnavailable("the control log cannot be read")
+
     def subscribe(self, changed: Callable[[ControlState], None]) -> None:
         self._subscribers.append(changed)
 

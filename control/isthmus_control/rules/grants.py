@@ -176,8 +176,14 @@ def attached(state: ControlState, link: Link, mapping: NamespaceMapping, for_pee
 
 
 def detached(link: Link, mapping: NamespaceMapping, for_peer: bool) -> Link:
-    """The link once a pair is detached: what came with it is taken back, unless the other side let it go."""
-    return link if for_peer else replace(link, grants=_without_grant(link, of_pair(mapping)))
+    """The link once a pair is detached: what came with it is taken back, unless the other side let it go.
+
+    Also what came with it before it was reversed.
+    """
+    if for_peer:
+        return link
+    either = [with_pair(mapping.type, mapping.local_prefix, role) for role in Role]
+    return replace(link, grants=tuple(each for each in link.grants if each not in either))
 
 
 def _without_grant(link: Link, grant: Grant) -> tuple[Grant, ...]:

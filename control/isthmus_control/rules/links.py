@@ -39,6 +39,7 @@ from isthmus_control.outcome import (
     NamespaceDetached,
     Refuse,
     Rejection,
+    ReversalChanged,
     require,
 )
 from isthmus_control.rules import grants
@@ -257,8 +258,9 @@ def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.D
     link = link_named(state, body.name)
     changes: tuple[Change, ...] = ()
     for mapping in link.mappings:
+        state, gone = _not_reversed(state, mapping)
         state, more = _detached(state, link, mapping, command.at_ms)
-        changes += more
+        changes += (*more, *gone)
     state, ended = records_ended(state, link)
     changes += tuple(ended)
     for mapping in link.offsets_topics:
@@ -268,7 +270,50 @@ def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.D
     return state.evolve(links=drop(state.links, link.name)), (*changes, LinkChanged(link, None))
 
 
-def _attach(state: ControlState, offset: int, command: c.Command, body: c.AttachNamespace) -> Result:
+def _not_reversed(state: ControlState, mapping: NamespaceMapping) -> Result:
+    """The state without a reversal of what is detached, which cannot be gone on with. Raises Refuse."""
+    reversal = state.reversal_of(mapping.local)
+    if reversal is None:
+        return state, ()
+    require(
+        not reversal.at_leader,
+        Rejection.CONFLICT,
+        f"the {mapping.local} is being reversed: wait for that, or abandon it",
+    )
+    return state.evolve(reversals=drop(state.reversals, reversal.reversal_id)), (ReversalChanged(reversal, None),)
+
+
+def turn(
+    state: ControlState,
+    offset: int,
+    command: c.Command,
+    link_name: str,
+    key: NamespaceKey,
+    *,
+    disable_transaction_verification: bool = False,
+) -> Result:
+    """The state in which this side of a pair has the other role. What is granted of it stays. Raises Refuse."""
+    before = _attached(link_named(state, link_name), *key)
+    body = c.AttachNamespace(
+        link_name,
+        *key,
+        before.remote_prefix,
+        before.role.other,
+        disable_transaction_verification=disable_transaction_verification,
+    )
+    return _attach(state, offset, command, body, handed_over=True)
+
+
+def lead(state: ControlState, offset: int, command: c.Command, link_name: str, key: NamespaceKey, to: str) -> Result:
+    """The state in which this cluster leads what it followed, and was handed over to it. Raises Refuse."""
+    body = c.AttachNamespace(link_name, *key, to, Role.LEADER, for_peer=True)
+    return _attach(state, offset, command, body, handed_over=True)
+
+
+def _attach(
+    state: ControlState, offset: int, command: c.Command, body: c.AttachNamespace, *, handed_over: bool = False
+) -> Result:
+    """``handed_over``: in a reversal, of which all was checked, and granted, before."""
     link = link_named(state, body.link)
     check_prefix(body.type, body.local_prefix)
     check_prefix(body.type, body.remote_prefix)
@@ -319,19 +364,25 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         require(len(state.namespaces) < NAMESPACES_MAX, Rejection.CONFLICT, f"there are {NAMESPACES_MAX} namespaces")
         namespace = Namespace(body.type, body.local_prefix, command.at_ms)
     mapping = body.mapping(command.at_ms, offset)
-    if link.mode is LinkMode.SYNCHRONOUS:
+    if link.mode is LinkMode.SYNCHRONOUS and not handed_over:
         check_synchronous(link, mapping, namespace.informational)
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
+    reversal = state.reversal_of(key)
+    require(
+        handed_over or reversal is None or not reversal.at_leader,
+        Rejection.CONFLICT,
+        f"the {key} is being reversed: wait for that, or abandon it",
+    )
     attached = link.mapping(body.type, body.local_prefix)
     changes: list[Change] = []
-    if attached is not None and _recovers(body, attached):
+    if attached is not None and (handed_over or _recovers(body, attached)):
         state, told = _detached(state, link, attached, command.at_ms)
         changes += told
         rest = tuple(other for other in link.mappings if other is not attached)
-        link = grants.detached(replace(link, mappings=rest), attached, body.for_peer)
+        link = grants.detached(replace(link, mappings=rest), attached, body.for_peer or handed_over)
         state = state.evolve(links=put(state.links, link.name, link))
         attached = None
-    if body.for_peer:
+    if body.for_peer and not handed_over:
         grants.check_attach(link, body)
     link = grants.attached(state, link, mapping, body.for_peer)
     if attached is not None:
@@ -472,10 +523,11 @@ def _attached(link: Link, kind: ResourceType, local_prefix: str) -> NamespaceMap
 def _detach(state: ControlState, offset: int, command: c.Command, body: c.DetachNamespace) -> Result:
     link = link_named(state, body.link)
     mapping = _attached(link, body.type, body.local_prefix)
+    state, gone = _not_reversed(state, mapping)
     state, changes = _detached(state, link, mapping, command.at_ms)
     rest = tuple(other for other in link.mappings if other is not mapping)
     link = grants.detached(replace(link, mappings=rest), mapping, body.for_peer)
-    return state.evolve(links=put(state.links, link.name, link)), changes
+    return state.evolve(links=put(state.links, link.name, link)), (*changes, *gone)
 
 
 def _hold_broker_config(state: ControlState, offset: int, command: c.Command, body: c.HoldBrokerConfig) -> Result:

@@ -51,6 +51,12 @@ def _create_namespace(state: ControlState, offset: int, command: c.Command, body
 def _alter_namespace(state: ControlState, offset: int, command: c.Command, body: c.AlterNamespace) -> Result:
     check_reason(body.reason)
     before = namespace_at(state, body.type, body.prefix)
+    reversal = state.reversal_of(before.key)
+    require(
+        reversal is None or not reversal.at_leader,
+        Rejection.CONFLICT,
+        f"the {before.key} is being reversed: wait for that, or abandon it",
+    )
     following = next((link for link, m in state.attachments(before.key) if m.role is Role.FOLLOWER), None)
     if body.reserved:
         if before.reserved and (body.reason is None or following is not None):

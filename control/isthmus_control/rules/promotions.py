@@ -6,7 +6,9 @@ be done again by any proxy: detach the source's end, see that nothing is missing
 transactions, give topics the source's settings where they had overrides, clear the reservations. Until that last one
 nobody else may open or attach the namespaces. Before it is decided, a promotion can be abandoned.
 
-A failover is one without the source: what is missing is missing, so it is decided from the beginning.
+A failover is one without the source: what is missing is missing, so it is decided from the beginning. So is what the
+source has handed over (:mod:`isthmus_control.rules.reversals`): nothing is missing, and in the end this cluster leads
+it over the same link.
 
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over, by beginning it again.
 """
@@ -18,12 +20,34 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus_control import commands as c
+from isthmus_control.clock import Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
-from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role, TopicState, contains
-from isthmus_control.outcome import Change, NamespaceChanged, PromotionChanged, Refuse, Rejection, require
+from isthmus_control.model import (
+    LinkMode,
+    NamespaceKey,
+    Promotion,
+    ResourceType,
+    Reversal,
+    ReversalStep,
+    Role,
+    TopicState,
+    contains,
+)
+from isthmus_control.outcome import (
+    Change,
+    LinkChanged,
+    NamespaceChanged,
+    PromotionChanged,
+    Refuse,
+    Rejection,
+    ReversalChanged,
+    require,
+)
 from isthmus_control.rules.acls import own_again
-from isthmus_control.rules.checks import Result
+from isthmus_control.rules.checks import Result, put
+from isthmus_control.rules.links import lead
+from isthmus_control.rules.sync import mode_changed
 
 _ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
 """Committed offsets of groups are compared when nothing more comes into their topics."""
@@ -36,6 +60,11 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPr
     if before is not None:
         missing = next((key for key in body.more if key not in before.keys), None)
         require(missing is None, Rejection.CONFLICT, f"the {first} is being promoted already, without the {missing}")
+        require(
+            body.reversal in ("", before.reversal),
+            Rejection.CONFLICT,
+            f"the {first} is being promoted, not handed over",
+        )
         state, changes = _take_over(state, before, body)
         if not body.without_source or before.without_source:
             return state, changes
@@ -43,10 +72,34 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPr
         return state, (*changes, *more)
     keys = tuple(sorted(dict.fromkeys((first, *body.more)), key=lambda key: _ORDER.index(key.type)))
     begun = {key: _begun(state, command, body, key, keys) for key in keys}
+    if body.reversal:
+        settings = _handed_over(state, body, keys).settings
+        begun = {key: replace(each, decided=True, reversal=body.reversal) for key, each in begun.items()}
+        begun = {
+            key: replace(each, settings={topic: values for topic, values in settings.items() if contains(*key, topic)})
+            if key.type is ResourceType.TOPIC
+            else each
+            for key, each in begun.items()
+        }
+    over = {each.reversal_id: each for key in keys if (each := state.reversal_of(key)) is not None}
+    require(not any(each.at_leader for each in over.values()), Rejection.CONFLICT, f"the {first} is being reversed")
+    left = {name: each for name, each in state.reversals.items() if name not in over}
     return (
-        state.evolve(promotions={**state.promotions, **begun}),
-        tuple(PromotionChanged(None, promotion) for promotion in begun.values()),
+        state.evolve(promotions={**state.promotions, **begun}, reversals=left),
+        (
+            *(PromotionChanged(None, promotion) for promotion in begun.values()),
+            *(ReversalChanged(each, None) for each in over.values()),
+        ),
     )
+
+
+def _handed_over(state: ControlState, body: c.BeginPromotion, keys: tuple[NamespaceKey, ...]) -> Reversal:
+    """What this cluster is drained for. Raises Refuse."""
+    found = state.reversals.get(body.reversal)
+    if found is None or found.link != body.link or {*found.keys} != {*keys}:
+        raise Refuse(Rejection.NOT_FOUND, f"there is no reversal {body.reversal} here: it was abandoned, or has ended")
+    require(found.step is ReversalStep.DRAINED, Rejection.CONFLICT, f"the {keys[0]} is to be led by the other cluster")
+    return found
 
 
 def _begun(
@@ -152,6 +205,7 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromot
         return state, ()
     following = next((key for key in before.keys if _follows(state, key)), None)
     require(following is None, Rejection.CONFLICT, f"the {following} still follows: detach it first")
+    remote = {key: state.promotions[key].remote_prefix for key in before.keys}
     state, gone = _without(state, before)
     changes: list[Change] = list(gone)
     for key in before.keys:
@@ -160,7 +214,35 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromot
         state, more = own_again(state, namespace)
         state = state.evolve(namespaces={**state.namespaces, key: after})
         changes += [NamespaceChanged(namespace, after), *more]
+    if before.reversal:
+        state, led = _led(state, offset, command, before, remote)
+        changes += led
     return state, tuple(changes)
+
+
+def _led(
+    state: ControlState, offset: int, command: c.Command, promotion: Promotion, remote: Mapping[NamespaceKey, str]
+) -> Result:
+    """The state in which this cluster leads what was handed over to it, over the link by which that was.
+
+    Where a pair cannot stand any more (the link was deleted), it leads without: nobody else does.
+    """
+    changes: list[Change] = []
+    for key, prefix in remote.items():
+        try:
+            state, more = lead(state, offset, command, promotion.link, key, prefix)
+        except Refuse:
+            continue
+        changes += more
+    link = state.links.get(promotion.link)
+    if link is None or link.mode is not LinkMode.SYNCHRONOUS:
+        return state, tuple(changes)
+    # As if it were made synchronous here: whose write of the mode is the last leads.
+    now = tick(state.clock, command.at_ms, state.cluster_id)
+    written = replace(link, settings=replace(link.settings, mode=Register(link.mode, now)))
+    state, after, ended = mode_changed(state, link, written, offset)
+    state = state.evolve(links=put(state.links, after.name, after), clock=now)
+    return state, (*changes, LinkChanged(link, after), *ended)
 
 
 PROMOTION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {

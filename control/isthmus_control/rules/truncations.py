@@ -8,13 +8,25 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, Reason, TopicHistory, TopicState
+from isthmus_control.model import (
+    FollowerTopic,
+    NamespaceMapping,
+    ProvenanceRange,
+    Reason,
+    ResourceType,
+    Reversal,
+    ReversalStep,
+    TopicHistory,
+    TopicState,
+    contains,
+)
 from isthmus_control.outcome import (
     Change,
     FollowerTopicChanged,
     ProvenanceChanged,
     Refuse,
     Rejection,
+    ReversalChanged,
     TruncationChanged,
     require,
 )
@@ -64,6 +76,10 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
             Rejection.INVALID,
             f"topic {body.topic!r}: one offset for each of {len(body.partitions)} partitions",
         )
+    # What is about to be led here is not what it was: who handed it over is told so, and not that this cluster leads.
+    drained = [each for each in state.reversals.values() if _drained_with(each, body.topic)]
+    left = {name: each for name, each in state.reversals.items() if each not in drained}
+    state = state.evolve(reversals=left) if drained else state
     shift = state.epoch_shifts.get(body.topic)
     begun = Truncation(
         body.link,
@@ -80,7 +96,7 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
         epochs_shifted_by=shift.by if shift is not None and shift.topic_id == body.topic_id else 0,
         source=body.source,
     )
-    changes: list[Change] = [TruncationChanged(None, begun)]
+    changes: list[Change] = [TruncationChanged(None, begun), *(ReversalChanged(each, None) for each in drained)]
     if (
         record is not None and record.compacts
     ):  # nothing is taken out while it is compared and spooled, and the new one is filled first
@@ -88,6 +104,13 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
         state = state.evolve(follower_topics={**state.follower_topics, body.topic: frozen})
         changes.append(FollowerTopicChanged(record, frozen))
     return _with(state, begun), tuple(changes)
+
+
+def _drained_with(reversal: Reversal, topic: str) -> bool:
+    """Whether this cluster is to lead a topic, which it follows."""
+    topics = (key.prefix for key in reversal.keys if key.type is ResourceType.TOPIC)
+    is_drained = reversal.step is ReversalStep.DRAINED
+    return is_drained and any(contains(ResourceType.TOPIC, prefix, topic) for prefix in topics)
 
 
 def _take_over(state: ControlState, offset: int, command: c.Command, body: c.TakeOverTruncation) -> Result:

@@ -188,6 +188,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         shared_settings,
         told_losses,
         left_out,
+        own_transactions,
     )
     parts = Parts(
         context=context,

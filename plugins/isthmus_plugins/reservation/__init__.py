@@ -1,7 +1,7 @@
 """Reservation: refuses what clients may not do to what reserved namespaces hold, and to the proxies' own topics.
 
 Topics are decided here, ``groups`` and ``principals`` in files of their own, ``internal`` and ``untold``
-hold the proxies' topics.
+hold the proxies' topics, ``reversing`` says what waits for a reversal.
 
 The fast path is one scan of a Produce request for its topics, and one set lookup for each. What the set does not hold
 is decided slowly: by name, with the topic's id resolved where a request has only that, and answered as a broker would,
@@ -32,6 +32,8 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.groups import GroupReservations
 from isthmus_plugins.reservation.internal import InternalTopics
 from isthmus_plugins.reservation.principals import PrincipalReservations
+from isthmus_plugins.reservation.reversing import MESSAGE as REVERSING
+from isthmus_plugins.reservation.reversing import Reversing
 from isthmus_plugins.reservation.telling import Refusals, Telling
 from isthmus_plugins.reservation.verdicts import (
     CAUSE,
@@ -47,6 +49,7 @@ from isthmus_protocol.error_codes import (
     COORDINATOR_LOAD_IN_PROGRESS,
     INVALID_REQUEST,
     NOT_ENOUGH_REPLICAS,
+    NOT_LEADER_OR_FOLLOWER,
     POLICY_VIOLATION,
     TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_ID,
@@ -81,6 +84,11 @@ NOT_KNOWN: Final = {
     ApiKey.ADD_PARTITIONS_TO_TXN: COORDINATOR_LOAD_IN_PROGRESS,
 }
 """And where it is not known whether it may be written: producers try again, and another proxy may take it."""
+HELD: Final = {
+    ApiKey.PRODUCE: NOT_LEADER_OR_FOLLOWER,
+    ApiKey.ADD_PARTITIONS_TO_TXN: COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""And where another cluster is about to lead it (``reversing``)."""
 _CONFIG_APIS: Final = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 RESOURCE_TYPE_GROUP: Final = 32
 """ConfigResource.Type of a group."""
@@ -99,7 +107,8 @@ class ReservationPlugin:
     def isthmus_start(self, context: PluginContext) -> None:
         self._context = context
         self._internal = InternalTopics(context)
-        self._groups = GroupReservations(context)
+        self._reversing = Reversing(lambda: self._lookup)
+        self._groups = GroupReservations(context, self._reversing)
         self._principals = PrincipalReservations(context)
         self._refusals = Refusals(context, self._without_lease)
         self._lookup: Lookup = context.control.state.lookup
@@ -116,6 +125,7 @@ class ReservationPlugin:
             self._leave.until = float("-inf")
             self._leave = Leave(float("-inf"))
             self._groups.reservations_changed(self._lookup)
+            self._reversing.changed()
             self._principals.reservations_changed(self._lookup)
 
     @hookimpl
@@ -162,6 +172,8 @@ class ReservationPlugin:
             if name is None or lookup.topic_reservation(name) is not None:
                 if request.whole:
                     return _by_size(request, self.on_change)
+                if name is not None and self._reversing.holds(ResourceType.TOPIC, name):
+                    return NEED_MORE
                 return WITHOUT_RECORDS if name is not None and len(topics) == 1 else NEED_MORE
         on_loop(self._allow, lookup, {topic for topic in topics if len(topic) <= TOPIC_NAME_CHARS_MAX})
         return None
@@ -241,6 +253,23 @@ class ReservationPlugin:
         return await as_asked(request, self._refusals.verdict, request, head, payload, decide, CAUSE)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
+        if request.api_key == ApiKey.PRODUCE:
+            named = {name for part in parts_of(head, payload) if (name := topic_of(self._context, part)) is not None}
+            held_s = self._reversing.held_s(named)
+            if held_s is not None:
+                return Hold(self._held(request, head, payload, named, request.now + held_s))
+        return self._told(request, head, payload)
+
+    async def _held(
+        self, request: Request, head: RequestHead, payload: RequestPayload, named: Collection[str], until: float
+    ) -> Verdict:
+        """Decide about a Produce once it is known which cluster leads, or its time is over."""
+        await self._reversing.until_decided(named, until)
+        if monotonic() > self._context.lease_deadline:
+            return await as_asked(request, self._without_lease, request)
+        return await as_asked(request, self._told, request, head, payload)
+
+    def _told(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
         return self._refusals.verdict(request, head, payload, self._decide, CAUSE)
 
     def _decide(self, part: Part) -> Refusal | Telling | None:
@@ -251,10 +280,13 @@ class ReservationPlugin:
             if part.topic_id is not None:  # deleted, or newer than what the cluster reported just now
                 return Refusal(UNKNOWN_TOPIC_ID, "no topic of this cluster has that id")
             return None
-        reservation = self._lookup.topic_reservation(name)
+        reservation, api = self._lookup.topic_reservation(name), ApiKey(part.api_key)
+        if api in HELD and self._lookup.reversing(ResourceType.TOPIC, name) is not None:
+            if reservation is None and api is ApiKey.PRODUCE:
+                return None  # it is only announced
+            return Telling(ResourceType.TOPIC, name, HELD[api], REVERSING)
         if reservation is None:
             return None
-        api = ApiKey(part.api_key)
         code = NOT_KNOWN.get(api, CODES[api]) if reservation.beyond else CODES[api]
         return Telling.of(name, reservation, code)
 

@@ -34,6 +34,8 @@ from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.reservation.reversing import MESSAGE as REVERSING
+from isthmus_plugins.reservation.reversing import Reversing
 from isthmus_plugins.reservation.telling import Refusals, Telling
 from isthmus_plugins.reservation.verdicts import (
     CAUSE,
@@ -83,8 +85,9 @@ _FIRST_HEARTBEAT: Final = 0
 class GroupReservations:
     """Decides about requests of consumers and administrators to groups in reserved namespaces."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, reversing: Reversing) -> None:
         self._context = context
+        self._reversing = reversing
         self._lookup: Lookup = context.control.state.lookup
         self._logged: set[tuple[int, str]] = set()
         self._refusals = Refusals(context, self._without_lease)
@@ -114,6 +117,8 @@ class GroupReservations:
         unknown_here = self._lookup.beyond(_GROUP, group)
         if unknown_here is not None:
             return self._told(request, Telling.of(group, unknown_here, COORDINATOR_LOAD_IN_PROGRESS))
+        if self._reversing.holds(_GROUP, group):
+            return self._reversing.answered_later(group, _reversed(request))
         following = self._lookup.following(_GROUP, group)
         if following is None:
             reserved = self._lookup.reservation(_GROUP, group) is not None
@@ -169,6 +174,8 @@ class GroupReservations:
         if vouches and not self._lookup.reserves(_GROUP):
             return None
         group = _group_of(request)
+        if request.api_key == ApiKey.ADD_OFFSETS_TO_TXN and self._lookup.reversing(_GROUP, group) is not None:
+            return _reversed(request)
         if vouches and self._reserved_here(group) is None:
             return None
         return Hold(self._if_it_exists(request, group)) if _joins(request) else None
@@ -190,6 +197,8 @@ class GroupReservations:
         reservation = self._reserved_here(group)
         if reservation is None:
             return None
+        if self._reversing.holds(_GROUP, group):
+            return await as_asked(request, _reversed, request)
         self._log_once(request, group, reservation.prefix, None)
         telling = Telling.of(group, reservation, GROUP_AUTHORIZATION_FAILED)
         return await as_asked(request, self._told, request, telling)
@@ -272,6 +281,11 @@ def _group_of(request: Request) -> str:
 def _is_internal(request: Request) -> bool:
     """Whether the group that a request names is the proxies' own. A search of the bytes is enough for nearly all."""
     return _PREFIX in request.frame and _group_of(request).startswith(INTERNAL_PREFIX)
+
+
+def _reversed(request: Request) -> Verdict:
+    """Another cluster is about to lead the group: clients ask again."""
+    return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, REVERSING, CAUSE)
 
 
 def _refused_internal(request: Request) -> Verdict:

@@ -46,6 +46,7 @@ from isthmus_control.model import ResourceType
 from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.link_operations import LinkOperations
 from isthmus_plugins.links import (
+    AbandonReversal,
     Acknowledged,
     AlterLink,
     AlterMapping,
@@ -60,6 +61,7 @@ from isthmus_plugins.links import (
     Promote,
     Recover,
     RecoverReport,
+    Reverse,
     SecretRotated,
     SetMode,
     TopicDecision,
@@ -383,6 +385,30 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     async def recover(name: str, request: Recover) -> RecoverReport:
         """Either cluster may be asked. What the old source has alone is salvaged and cut: `dry_run` says it."""
         return await _operations(services).recover(name, request)
+
+    @app.post(
+        "/v1/links/{name}/reverse",
+        tags=["links"],
+        summary="Have the other cluster lead, and follow it",
+        status_code=202,
+    )
+    async def reverse(name: str, request: Reverse, response: Response) -> OperationView:
+        """Starts an operation whose result is a ReverseReport, at the cluster that leads. Writes wait meanwhile.
+
+        It fails with NOT_DRAINED where it is taken back, and they go on here; with HANDED_OVER where this cluster
+        follows, and the other one does not lead yet: that is told so again and again.
+        """
+        links = _operations(services)
+        links.status(name)
+        target = f"{name} {request.model_dump_json()}"
+        operation = operations.start("reverse", target, lambda progress: links.reverse(name, request))
+        response.headers["location"] = f"/v1/operations/{operation.id}"
+        return operation.view()
+
+    @app.post("/v1/links/{name}/reverse/abandon", tags=["links"], summary="Have this cluster lead on, or again")
+    async def abandon_reversal(name: str, request: AbandonReversal) -> LinkStatus:
+        """What is not handed over is taken back. What is, is led again once the other cluster says it never will."""
+        return await _operations(services).abandon_reversal(name, request)
 
     @app.post(
         "/v1/links/{name}/failover",

@@ -498,7 +498,8 @@ class OperationView(_Model):
     started_ms: int
     seconds: float
     result: Annotated[dict[str, Any] | None, Field(default=None)]
-    """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport; of ``failover``: a FailoverReport."""
+    """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport; of ``failover``: a FailoverReport; of
+    ``reverse``: a ReverseReport."""
     error: ErrorSummary | None = None
 
 

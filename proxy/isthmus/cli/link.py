@@ -455,6 +455,82 @@ def recover(
 
 @app.command(
     epilog=example(
+        "isthmus link reverse a-to-b --local orders- --local-group app- --dry-run",
+        "isthmus link reverse a-to-b --local orders- --local-group app-",
+        "isthmus link reverse a-to-b --abandon",
+    )
+    + EXIT_CODES
+)
+def reverse(
+    name: NameArgument,
+    local: Annotated[
+        list[str] | None, typer.Option("--local", "--namespace", help="Prefix of a local topic namespace.")
+    ] = None,
+    local_group: Annotated[
+        list[str] | None, typer.Option("--local-group", "--group", help="Prefix of a local consumer group namespace.")
+    ] = None,
+    transactions_wait: Annotated[
+        float | None,
+        typer.Option("--transactions-wait", help="Seconds that open transactions may take to end by themselves: 1."),
+    ] = None,
+    hold: Annotated[
+        float | None, typer.Option("--hold", help="Seconds that writes wait at most, then it is taken back: 5.")
+    ] = None,
+    disable_transaction_verification: Annotated[
+        bool,
+        typer.Option(
+            "--disable-transaction-verification", help="As of attach: on the brokers here, once this cluster follows."
+        ),
+    ] = False,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Have this cluster lead on what is being reversed, or again.")
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="With --abandon: the other cluster cannot be asked, and does not lead for certain."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print what is missing and what is open.")
+    ] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the other cluster lead what this one leads, with nothing lost, and follow it from there on.
+
+    Asked at the cluster that leads. Clients' writes wait here while the other cluster gets the last of it, and go on
+    here if that takes too long. A synchronous link is reversed as a whole, and is synchronous the other way after it.
+    Clients are not moved.
+    """
+    namespaces = [
+        *({"type": "topic", "local": prefix} for prefix in local or ()),
+        *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
+    ]
+    if abandon:
+        if namespaces or dry_run:
+            raise CliError("USAGE", "--abandon goes with --yes alone", Exit.USAGE, output)
+        with Admin(url, output) as admin:
+            status = admin.post(f"/v1/links/{_path(name)}/reverse/abandon", {"although_unreachable": yes})
+        show(status, output, lambda link: [f"this cluster leads what was being reversed over {link['link_name']}"])
+        return
+    if not namespaces:
+        raise CliError("USAGE", "name at least one namespace with --local or --local-group", Exit.USAGE, output)
+    if yes:
+        raise CliError("USAGE", "--yes goes with --abandon", Exit.USAGE, output)
+    body = {
+        "namespaces": namespaces,
+        "disable_transaction_verification": disable_transaction_verification,
+        "dry_run": dry_run,
+    }
+    body |= {} if transactions_wait is None else {"transactions_wait_seconds": transactions_wait}
+    body |= {} if hold is None else {"hold_seconds": hold}
+    with Admin(url, output) as admin:
+        operation = admin.post(f"/v1/links/{_path(name)}/reverse", body)
+        report = follow(admin, operation, f"reversing over {name}", output, cancel=False)
+    show(report, output, _reversed)
+
+
+@app.command(
+    epilog=example(
         "isthmus link failover a-to-b --dry-run",
         "isthmus link failover a-to-b",
         "isthmus link failover a-to-b --local orders- --local-group app- -o json",
@@ -733,6 +809,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             *([("secret", "is being rotated: isthmus link rotate-secret ends it")] if link["secret_rotating"] else []),
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
+            *(("reversing", _reversal(each)) for each in link.get("reversals", ())),
             *_verification_fields(link["transaction_verification"]),
             *(
                 ("offsets topic", f"{o['topic']} ({o['role']}), {o['form']}{_of_groups(o['groups'])}")
@@ -753,6 +830,11 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
     if link["groups"]:
         yield ""
         yield from group_lines(link["groups"])
+
+
+def _reversal(reversal: dict[str, Any]) -> str:
+    named = ", ".join(prefix_cell(each["local"]) for each in reversal["namespaces"])
+    return f"{named} {reversal['step']} since {moment(reversal['begun_ms'])}: waits for {reversal['waits_for']}"
 
 
 def _mapping(mapping: dict[str, Any]) -> str:
@@ -826,6 +908,21 @@ def _offsets_in(file: Path, output: Output) -> list[dict[str, Any]]:
         raise CliError(
             "USAGE", f"{file} has no lines of TOPIC PARTITION OFFSET: {error}", Exit.USAGE, output
         ) from error
+
+
+def _reversed(report: dict[str, Any]) -> Iterator[str]:
+    named = ", ".join(prefix_cell(each["local"]) for each in report["namespaces"])
+    verb = "would be led" if report["dry_run"] else "is led"
+    yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
+    for heading, lines in (
+        ("it cannot be reversed as it is:", report["refused"]),
+        ("missing there, while clients write:", report["missing"]),
+        ("open, and aborted if it does not end in time:", report["transactions_open"]),
+    ):
+        if lines and report["dry_run"]:
+            yield ""
+            yield heading
+            yield from lines
 
 
 def _recovered(report: dict[str, Any]) -> Iterator[str]:

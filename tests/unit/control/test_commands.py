@@ -31,6 +31,7 @@ from isthmus_control.model import (
     ResourceType,
     Role,
     SyncState,
+    TopicEnd,
     TopicState,
 )
 from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange
@@ -106,6 +107,15 @@ BODIES: list[c.Body] = [
     c.DecidePromotion(TOPIC, "a-", UID, True),
     c.EndPromotion(TOPIC, "a-", UID),
     c.AbandonPromotion(TOPIC, "a-", UID),
+    c.BeginPromotion("l", TOPIC, "a-", {}, UID, reversal=UID),
+    c.AnnounceReversal("l", TOPIC, "a-", (NamespaceKey(ResourceType.CONSUMER_GROUP, "g-"),), UID, UID, 1_000, 5_000),
+    c.AnnounceReversal("l", TOPIC, "a-", (), UID, UID, 0, 1, True),
+    c.HoldReversal("l", UID, UID),
+    c.HandOver("l", UID, UID, (TopicEnd("a-t", (0, 7)),)),
+    c.TakeBack("l", UID),
+    c.EndReversal("l", UID),
+    c.AbandonReversal("l", UID),
+    c.AcceptReversal("l", TOPIC, "a-", (), UID, {"a-t": {"retention.ms": "1"}}),
     c.SetOffsetsTopic("l", Role.LEADER, OffsetsCopy(OffsetsForm.REDACTED, ("app-*", "one"))),
     c.SetOffsetsTopic("l", Role.FOLLOWER, None),
     c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),

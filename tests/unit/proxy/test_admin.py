@@ -149,6 +149,8 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "POST /v1/links/{name}/promote",
             "POST /v1/links/{name}/failover",
             "POST /v1/links/{name}/recover",
+            "POST /v1/links/{name}/reverse",
+            "POST /v1/links/{name}/reverse/abandon",
             "GET /v1/operations",
             "GET /v1/operations/{id}",
             "DELETE /v1/operations/{id}",

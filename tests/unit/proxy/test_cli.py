@@ -395,6 +395,31 @@ def test_namespaces_are_attached_and_detached(admin: RunningAdmin, tmp_path: Pat
     assert admin.links.calls == [("detach", "a-to-b", "orders-", "topic", False)]
 
 
+def test_the_other_cluster_is_to_lead(admin: RunningAdmin) -> None:
+    dry = run("link", "reverse", "a-to-b", "--namespace", "orders-", "--dry-run", url=admin.url)
+    assert dry.exit_code == 0
+    assert "orders- would be led by the other cluster of a-to-b, and followed here" in dry.stdout
+    assert "orders-eu-0 ends at 7" in dry.stdout
+    assert "transaction of 'app'" in dry.stdout
+    waits = ("--transactions-wait", "0", "--hold", "2.5")
+    named = ("--local", "orders-", "--local-group", "app-", "-o", "json")
+    assert ok(run("link", "reverse", "a-to-b", *named, *waits, url=admin.url))["reversed"]
+    done = run("link", "reverse", "a-to-b", "--local", "orders-", url=admin.url)
+    assert done.stdout == "orders- is led by the other cluster of a-to-b, and followed here\n"
+    for yes in ((), ("--yes",)):
+        assert run("link", "reverse", "a-to-b", "--abandon", *yes, url=admin.url).exit_code == 0
+    wanted = [("topic", "orders-"), ("consumer-group", "app-")]
+    assert admin.links.calls == [
+        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0),
+        ("reverse", "a-to-b", wanted, 0.0, 2.5),
+        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0),
+        ("abandon reversal", "a-to-b", False),
+        ("abandon reversal", "a-to-b", True),
+    ]
+    for wrong in ((), ("--local", "orders-", "--yes"), ("--local", "orders-", "--abandon")):
+        assert run("link", "reverse", "a-to-b", *wrong, url=admin.url).exit_code == 2
+
+
 def test_the_old_source_is_recovered(admin: RunningAdmin) -> None:
     dry = run("link", "recover", "a-to-b", "--dry-run", url=admin.url)
     assert dry.exit_code == 0

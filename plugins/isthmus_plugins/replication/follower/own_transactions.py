@@ -1,4 +1,5 @@
-"""Ends what this cluster's own transactional producers have open in topics, before these follow, or are cut.
+"""Ends what this cluster's own transactional producers have open in topics, before these follow, or are cut, or are
+handed over to another cluster.
 
 A coordinator writes the markers of its transactions whenever it can, whatever became of the topic meanwhile: in a
 follower's log they shift every offset behind them; a topic that takes none leaves other transactions unended, too
@@ -55,7 +56,8 @@ UNDER_WAY: Final = frozenset(
 
 
 class Scope(NamedTuple):
-    """In what nothing is to be open: topics of a follower namespace, one of them, or some of its groups."""
+    """In what nothing is to be open: topics of a namespace that clients may not write, one of them, or some of its
+    groups."""
 
     link: str
     namespace: NamespaceKey
@@ -83,11 +85,15 @@ class Scope(NamedTuple):
     def _holds(self, topic: str) -> bool:
         return topic == self.topic if self.topic is not None else contains(*self.namespace, topic)
 
-    def still_follows(self, state: ControlState) -> bool:
-        """Whether the namespace is attached as it was."""
+    def stands(self, state: ControlState) -> bool:
+        """Whether the namespace is attached as it was, and follows or is held."""
         link = state.links.get(self.link)
         mapping = None if link is None else link.mapping(*self.namespace)
-        return mapping is not None and mapping.role is Role.FOLLOWER and mapping.attached_at_offset == self.attached_at
+        if mapping is None or mapping.attached_at_offset != self.attached_at:
+            return False
+        reversal = state.reversal_of(self.namespace)
+        held = reversal is not None and reversal.holds and reversal.step_offset == self.refused_from
+        return mapping.role is Role.FOLLOWER or held
 
 
 class Open(NamedTuple):
@@ -168,7 +174,7 @@ class OwnTransactions(Part):
 
     def control_changed(self, state: ControlState) -> None:
         """Forget namespaces that do not follow any more."""
-        self._over = {scope for scope in self._over if scope.still_follows(state)}
+        self._over = {scope for scope in self._over if scope.stands(state)}
 
     def are_over(self, link: str, mapping: NamespaceMapping) -> bool:
         """Whether nothing can be open in a namespace, as was seen before."""
@@ -189,6 +195,28 @@ class OwnTransactions(Part):
         if following is None:
             return None  # it is not cut either
         return await self.keeps_open(Scope.of(following.link.name, following.mapping)._replace(topic=topic))
+
+    async def open_in(self, scopes: Sequence[Scope]) -> list[str]:
+        """What is open there now, for people. Raises BrokerUnavailable, KafkaRefused."""
+        self._read()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._states.caught_up()
+            return [described([each], scope) for scope in scopes for each in self._states.under_way(scope)]
+        except (NotKnown, TimeoutError) as error:
+            return [f"what is open is not known: {error or 'the transaction log is not read yet'}"]
+
+    async def end_by_themselves(self, scopes: Sequence[Scope], wait_s: float) -> None:
+        """Return when nothing is open there, after ``wait_s`` at the latest. Nobody is fenced.
+
+        Raises BrokerUnavailable, KafkaRefused.
+        """
+        self._read()
+        with suppress(TimeoutError, NotKnown):
+            async with asyncio.timeout(wait_s):
+                await self._states.caught_up()
+                while any(self._states.under_way(scope) for scope in scopes):
+                    await self._states.more_is_read()
 
     async def keeps_open(self, scope: Scope) -> Reason | None:
         """What is open there, after it was begun to be ended. Everybody who asks at the same time waits for the same.
@@ -243,14 +271,14 @@ class OwnTransactions(Part):
 
     async def _fence_one(self, scope: Scope, each: Open) -> None:
         check_lease(self._context)
-        if not scope.still_follows(self._context.control.state):
+        if not scope.stands(self._context.control.state):
             raise NotKnown("it does not follow any more")
         transaction = each.transaction
         if each not in self._fenced:
             self._fenced.add(each)
             place = scope.place_of(transaction)
             extra = {"link": scope.link, "transactional_id": each.transactional_id, "place": place}
-            log.warning("transaction aborted before its topic or group follows", extra=extra)
+            log.warning("transaction aborted before its topic or group follows another cluster's", extra=extra)
         cluster = self._context.cluster
         await cluster.fence_transaction(each.transactional_id, transaction.producer_id, transaction.producer_epoch)
 

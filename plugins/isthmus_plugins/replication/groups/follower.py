@@ -21,7 +21,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions, Scope
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
@@ -329,6 +329,11 @@ class GroupFollower(Part):
             if self._is_ready(group, now):
                 self._intake.note_silence(group)  # as it is now
                 self._begin(group, now, ends, log_ends)
+
+    async def open_commits(self, scope: Scope) -> Reason | None:
+        """What this cluster's own transactions have committed in groups of a namespace, after it was begun to be ended;
+        None: nothing."""
+        return await self._own_commits.open_in(scope)
 
     def _look_at_own_commits(self) -> None:
         """Have nothing count as certain of groups in which this cluster's own transactions may still commit offsets."""

@@ -1,5 +1,7 @@
 """Whether this cluster's own transactions have committed offsets in groups that follow, which count when they end.
 
+Or in groups that are handed over to another cluster, which is to have all that they will have committed.
+
 They would put older committed offsets over the source's. Once every proxy refuses clients' commits in such groups, what
 is open of them stands between the last stable offset and the end of the offsets topic's partitions: mostly nothing.
 Where there is something the transactions are ended as those in topics are (``follower.own_transactions``), and the
@@ -81,12 +83,12 @@ class OwnCommits:
         state = self._context.control.state
         link = state.links.get(scope.link)
         mapping = None if link is None else link.mapping(*scope.namespace)
-        return mapping is not None and scope.still_follows(state) and self._scope(scope.link, mapping) == scope
+        return mapping is not None and scope.stands(state) and self._scope(scope.link, mapping) == scope
 
     async def _end(self, scope: Scope) -> None:
         """Return when nothing is open."""
         while self._is_current(scope):
-            why = await self._open(scope)
+            why = await self.open_in(scope)
             if why is None:
                 self._over.add(scope)
                 self._why.pop(scope, None)
@@ -97,8 +99,8 @@ class OwnCommits:
                 self._changed()
             await asyncio.sleep(AGAIN_S)
 
-    async def _open(self, scope: Scope) -> Reason | None:
-        """Have what is open ended; why it is not."""
+    async def open_in(self, scope: Scope) -> Reason | None:
+        """Have what is open in groups of a namespace ended; why it is not, None: nothing is."""
         try:
             await self._context.control.enforced(scope.refused_from)
             producers = await self._producers(scope)
@@ -146,22 +148,22 @@ class OwnCommits:
                 open_.pop(decode_control(batch).producer_id, None)
                 continue
             for record in decode_records(batch):
-                group = self._follows(scope, record.key or b"", record.offset)
+                group = self._group_in(scope, record.key or b"", record.offset)
                 if group is not None:
                     open_[header.producer_id] = group
         return open_
 
-    def _follows(self, scope: Scope, key: bytes, offset: int) -> str | None:
-        """The group of a committed offset that is the source's to say; None: it is none."""
+    def _group_in(self, scope: Scope, key: bytes, offset: int) -> str | None:
+        """The group of a committed offset that the link replicates, one way or the other; None: it is none."""
         try:
             said = decode_key(key)
         except (UnknownRecord, MalformedFrame) as error:
             raise BatchError(f"offset {offset}: {error}") from error
         if isinstance(said, GroupKey):
             return None
-        lookup = self._context.control.state.lookup
-        group = lookup.following(ResourceType.CONSUMER_GROUP, said.group)
-        topic = lookup.following(ResourceType.TOPIC, said.topic)
-        if group is None or topic is None or {group.link.name, topic.link.name} != {scope.link}:
+        link = self._context.control.state.links.get(scope.link)
+        mapping = None if link is None else link.mapping(*scope.namespace)
+        if link is None or mapping is None or not mapping.holds(said.group):
             return None
-        return said.group if group.mapping.local == scope.namespace else None
+        topics = link.pairs(mapping.role, ResourceType.TOPIC)
+        return said.group if any(each.holds(said.topic) for each in topics) else None

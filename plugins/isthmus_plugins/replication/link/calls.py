@@ -24,6 +24,7 @@ from isthmus_control.model import (
     OnSourceLoss,
     ResourceType,
     Role,
+    TopicEnd,
 )
 from isthmus_plugins.replication.link.call_codec import LEFT_OUT, MERGED, Question, named
 
@@ -467,6 +468,72 @@ class CompletingTransactions(Question[CompletingTransactionsAnswer]):
     """The follower that is promoted asks for transactions that were decided, and whose markers may be missing."""
 
     METHOD = "completing_transactions"
+
+
+# ---- reversals ----
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAnswer:
+    missing: tuple[str, ...]
+    """What the follower lacks; nothing: it has all, and has recorded that it is to lead."""
+    not_followed: tuple[str, ...]
+    """Of that, what no time brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Question[DrainAnswer]):
+    """The leader, whose clients wait, asks whether the follower has all that it has, and may lead.
+
+    ``pairs``: as the follower has them. ``ends`` and ``settings``: by the leader's topics. It answers when nothing is
+    missing, or after ``wait_ms``. ``dry_run``: nothing is held yet, and nothing recorded.
+    """
+
+    METHOD = "drain"
+
+    reversal_id: str
+    pairs: tuple[AttachedPair, ...]
+    ends: Mapping[str, TopicEnds]
+    settings: Mapping[str, Mapping[str, str]]
+    wait_ms: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLead(Question[Done]):
+    """Who led has handed over: the other cluster is to lead. It asks back before it does; done: it leads."""
+
+    METHOD = "take_lead"
+
+    reversal_id: str
+    pairs: tuple[AttachedPair, ...]
+    """As the asked cluster has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOverAnswer:
+    ends: tuple[TopicEnd, ...]
+    """Of the logs, by the topics of who led."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver(Question[HandedOverAnswer]):
+    """The cluster that is to lead asks whether it was handed over, as the other one's control log says now."""
+
+    METHOD = "handed_over"
+
+    reversal_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonReversal(Question[Done]):
+    """Who led asks the other cluster to record that it will not lead by a reversal. Refused: it does."""
+
+    METHOD = "abandon_reversal"
+
+    reversal_id: str
+    pairs: tuple[AttachedPair, ...]
+    """As the asked cluster has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,11 +343,32 @@ class Attaching:
 
         ``peer``: a proxy of the source. ``shared``: what an operator says is, by topic and partition.
         """
-        by_topic = {topic: {p: offset for name, p, offset in shared if name == topic} for topic, _, _ in shared}
         self._commands.would_append(body)
-        mapping = body.mapping()
+        return await self._planned(body.link, body.mapping(), led, truncate, peer, shared)
+
+    async def plan_to_follow(
+        self, link_name: str, mapping: NamespaceMapping, disable_transaction_verification: bool
+    ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
+        """What it would do with the topics of a pair that this cluster leads, were it to follow; nothing is done."""
+        wanted = replace(mapping, role=Role.FOLLOWER, disable_transaction_verification=disable_transaction_verification)
+        asked = calls.LedTopics(mapping.remote_prefix, True)
+        topics = mapping.type is ResourceType.TOPIC
+        led = (await self._commands.call(link_name, asked)).topics if topics else ()
+        return await self._planned(link_name, wanted, led, False, self._commands.connection(link_name), ())
+
+    async def _planned(
+        self,
+        link_name: str,
+        mapping: NamespaceMapping,
+        led: Sequence[calls.LedTopic],
+        truncate: bool,
+        peer: LinkConnection,
+        shared: Sequence[tuple[str, int, int]],
+    ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
+        by_topic = {topic: {p: offset for name, p, offset in shared if name == topic} for topic, _, _ in shared}
+        disable = mapping.disable_transaction_verification
         try:
-            verification = await self._transaction_verification.plan(body.type, body.disable_transaction_verification)
+            verification = await self._transaction_verification.plan(mapping.type, disable)
             topics = await self._context.cluster.topics()
             committed = CommittedByAll(self._context)
             planned = await asyncio.gather(
@@ -367,7 +388,7 @@ class Attaching:
                 )
             )
             plans = [plan for plan, _ in planned]
-            link = self._context.control.state.links.get(body.link)
+            link = self._context.control.state.links.get(link_name)
             brokers = len(replica_plans.known_brokers(await self._context.cluster.broker_racks(), topics))
             said = {
                 name: replica_plans.as_wished(link, each, brokers)

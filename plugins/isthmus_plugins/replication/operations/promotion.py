@@ -18,7 +18,8 @@ with what
    promoted, and shows until somebody sets it (``kept_settings``).
 8. The reservations are cleared, and the record with them.
 
-A failover (``failover``) is recorded as decided, and goes on from step 5 without the source.
+A failover (``failover``) is recorded as decided, and goes on from step 5 without the source. So is what was handed over
+(``taking_over``): the source's ends follow already, and in step 8 this cluster's ends lead.
 
 Each step can be done again from its beginning. The proxy that was asked carries it out; when it dies, another proxy of
 the cluster, or the next process of its name, goes on.
@@ -188,14 +189,14 @@ class Promotions:
             if kind is ResourceType.TOPIC:
                 await self._look_at_topics(link.name, mapping, report)
             elif kind is ResourceType.CONSUMER_GROUP:
-                report.missing += await self._behind(link, mapping)
+                report.missing += await self.behind(link, mapping)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         back = Attach(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix, role="leader", dry_run=True)
         report.missing_grants = list(await self._ask(link.name, back))
         return report
 
-    async def _behind(self, link: Link, mapping: NamespaceMapping) -> list[str]:
+    async def behind(self, link: Link, mapping: NamespaceMapping) -> list[str]:
         """What the groups of a namespace lack here."""
         kept = tuple(each for each in link.mappings if each.type is ResourceType.TOPIC or each is mapping)
         missing = []
@@ -234,7 +235,7 @@ class Promotions:
         there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
         ends = await self._context.cluster.log_ends([(name, partition) for partition in range(len(here.partitions))])
         source_ends = {(name, partition): said.high_watermark for partition, said in enumerate(there)}
-        return doubted(record) + _other_ends(source_ends, ends)
+        return doubted(record) + other_ends(source_ends, ends)
 
     async def look_at_replicas(self, report: PromotedNamespace) -> None:
         """Add which topics of a namespace, and of the proxies' own, have fewer replicas than they are to have.
@@ -285,6 +286,23 @@ class Promotions:
                 promotion = self._context.control.state.promotions.get(key)
                 if promotion is not None:  # not together with one before
                     await self._carry_out(promotion, reports)
+
+    async def handed_over(self, link_name: str, reversal_id: str, keys: Sequence[NamespaceKey]) -> None:
+        """Lead what the other cluster has handed over in a reversal that this one is drained for, or go on with that.
+
+        Raises OperationError.
+        """
+        async with self._lock:
+            link = self._context.control.state.links.get(link_name)
+            attached = [None if link is None else link.mapping(*key) for key in keys]
+            if all(each is not None and each.role is Role.LEADER for each in attached):
+                return  # while it was waited for
+            ours = self._context.incarnation
+            await self._append(BeginPromotion(link_name, *keys[0], {}, ours, tuple(keys[1:]), reversal=reversal_id))
+            log.warning("handed over to this cluster", extra={"link": link_name, "id": reversal_id})
+            promotion = self._context.control.state.promotions.get(keys[0])
+            if promotion is not None:
+                await self._carry_out(promotion, {})
 
     async def settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """What this cluster's topics have for those settings that a follower overrides."""
@@ -347,7 +365,7 @@ class Promotions:
                 raise refused or _not_drained(missing)
             await self._deletions_over(attached)
             for mapping in reversed(attached):  # groups before the topics that their committed offsets are in
-                if not promotion.without_source:
+                if not (promotion.without_source or promotion.reversal):
                     await self._call(promotion.link, _detached(mapping))
                 await self._detach_here(link, mapping, _how(promotion))
         await self._enforced()  # whoever detached it may have been killed before it had waited for that
@@ -436,7 +454,7 @@ class Promotions:
             await self._call(link.name, _detached(mapping))
         missing = [each for mapping in topics for each in await self._missing_after(link, mapping)]
         groups = [mapping for mapping in attached if mapping.type is ResourceType.CONSUMER_GROUP and not missing]
-        return missing + [each for mapping in groups for each in await self._behind(link, mapping)]
+        return missing + [each for mapping in groups for each in await self.behind(link, mapping)]
 
     async def _take_back(self, link: Link, attached: Sequence[NamespaceMapping], promotion: Promotion) -> None:
         """Attach the source's topics again, so that all follows on. Raises OperationError."""
@@ -452,7 +470,7 @@ class Promotions:
             there = await self._source_ends(link.name, mapping)
             deadline = self._clock.monotonic() + ARRIVAL_S
             while True:
-                lacking = await self._lacking(mapping, there)
+                lacking = list(chain(*await self.lacking(mapping, there)))
                 if not lacking or self._clock.monotonic() > deadline:
                     return missing + lacking
                 await asyncio.sleep(ARRIVAL_POLL_S)
@@ -476,8 +494,13 @@ class Promotions:
         deciding = await self._call(link_name, calls.CompletingTransactions())
         return [f"transaction {name!r} of the source is being completed" for name in deciding.transactional_ids]
 
-    async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, calls.TopicEnds]) -> list[str]:
-        """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
+    async def lacking(
+        self, mapping: NamespaceMapping, there: Mapping[str, calls.TopicEnds]
+    ) -> tuple[list[str], list[str]]:
+        """What the follower lacks of the source's topics, whose logs end ``there``, and which logs do not end there.
+
+        Raises BrokerUnavailable.
+        """
         lacking: list[str] = []
         ours: dict[TopicPartition, int] = {}
         for source, said in there.items():
@@ -485,12 +508,13 @@ class Promotions:
             if name is None:
                 continue
             record = self._context.control.state.follower_topics.get(name)
-            if record is None or record.source_topic_id != said.topic_id:
+            follows = record is not None and record.state is TopicState.FOLLOWING
+            if record is None or not follows or record.source_topic_id != said.topic_id:
                 lacking.append(f"{source} is not followed")
             else:
                 ours |= {(name, partition): end for partition, end in enumerate(said.ends)}
                 lacking += doubted(record)
-        return lacking + _other_ends(ours, await self._context.cluster.log_ends(list(ours)) if ours else {})
+        return lacking, other_ends(ours, await self._context.cluster.log_ends(list(ours)) if ours else {})
 
     async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, calls.TopicEnds]:
         """Where this cluster's logs end, for the follower's end that is promoted. Raises BrokerUnavailable."""
@@ -569,7 +593,7 @@ def doubted(record: FollowerTopic) -> list[str]:
     return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
 
 
-def _other_ends(source: Mapping[TopicPartition, int], here: Mapping[TopicPartition, int]) -> list[str]:
+def other_ends(source: Mapping[TopicPartition, int], here: Mapping[TopicPartition, int]) -> list[str]:
     """Which logs do not end where the source's do."""
     found = []
     for (topic, partition), source_end in source.items():
@@ -589,6 +613,8 @@ def _how(promotion: Promotion) -> origins.Ended:
     """How what was followed ends."""
     if promotion.released:
         return origins.Ended.DETACHED
+    if promotion.reversal:
+        return origins.Ended.REVERSED
     return origins.Ended.FAILED_OVER if promotion.without_source else origins.Ended.PROMOTED
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, Reason, ResourceType, Role
+from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -20,6 +21,7 @@ from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, Topi
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.source_deletions import SourceDeletions
 from isthmus_plugins.replication.follower.topics import FollowerTopics
@@ -41,12 +43,14 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.creation import LinkCreation
 from isthmus_plugins.replication.operations.failover import Failovers
+from isthmus_plugins.replication.operations.handing_over import HandingOver
 from isthmus_plugins.replication.operations.kept_settings import KeptSettings
 from isthmus_plugins.replication.operations.mode import LinkModes
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.recovering import Recovering
 from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
+from isthmus_plugins.replication.operations.taking_over import TakingOver
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
@@ -83,6 +87,7 @@ class LinkService(Part):
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
         left_out: LeftOutNames,
+        own_transactions: OwnTransactions,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
@@ -119,7 +124,7 @@ class LinkService(Part):
             context,
             commands.call,
             commands.append,
-            lambda link, mapping, ended: self.attaching.detach_here(link, mapping, ended=ended),
+            lambda link, mapping, ended: self.attaching.detach_here(link, mapping, ended is Ended.REVERSED, ended),
             commands.enforced,
             self._compare_groups,
             Resolution(context, store),
@@ -129,6 +134,10 @@ class LinkService(Part):
             replicas,
             self.consents.ask,
         )
+        self._handing_over = HandingOver(
+            context, commands, self.attaching, self._promotions, own_transactions, group_follower.open_commits
+        )
+        self._taking_over = TakingOver(context, commands, self._promotions)
         self._statuses = LinkStatuses(
             context,
             peers,
@@ -148,6 +157,7 @@ class LinkService(Part):
             lambda: self._promotions.trouble,
             self._kept_settings.of,
             self.consents.waiting,
+            self._handing_over.statuses,
         )
         self._acknowledging = Acknowledging(commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
@@ -164,11 +174,13 @@ class LinkService(Part):
 
     def start(self) -> None:
         self._promotions.start()
+        self._handing_over.start()
         self._kept_settings.start()
         self.consents.start()
 
     async def stop(self) -> None:
         await self.consents.stop()
+        await self._handing_over.stop()
         await self._promotions.stop()
         await self._kept_settings.stop()
         await self._rotations.stop()
@@ -191,6 +203,10 @@ class LinkService(Part):
             calls.CheckAcls.by(self.attaching.on_check_acls),
             calls.CompletingTransactions.by(self.on_completing_transactions),
             calls.LogEnds.by(self.on_log_ends),
+            calls.Drain.by(self._taking_over.on_drain),
+            calls.TakeLead.by(self._taking_over.on_take_lead),
+            calls.AbandonReversal.by(self._taking_over.on_abandon),
+            calls.HandedOver.by(self._handing_over.on_handed_over),
             calls.TopicSettings.by(self.on_topic_settings),
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
@@ -338,6 +354,15 @@ class LinkService(Part):
         return await self._promotions.promote(
             self._commands.link(link_name), request.namespaces, request.dry_run, progress
         )
+
+    async def reverse(self, link_name: str, request: links.Reverse) -> links.ReverseReport:
+        """Have the other cluster lead what this one leads, and follow it."""
+        return await self._handing_over.reverse(link_name, request)
+
+    async def abandon_reversal(self, link_name: str, request: links.AbandonReversal) -> LinkStatus:
+        """Have this cluster lead on, or again."""
+        await self._handing_over.abandon(link_name, request)
+        return self.status(link_name)
 
     async def fail_over(
         self, link_name: str, request: Failover, progress: Callable[[int, int], None]

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, LinkMode, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
-from isthmus_plugins.links import LinkStatus, PartitionStatus, WaitingMapping
+from isthmus_plugins.links import LinkStatus, PartitionStatus, ReversalStatus, WaitingMapping
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -71,8 +71,10 @@ class LinkStatuses:
         trouble: Callable[[], str | None],
         settings_kept: Callable[[str], list[str]],
         waiting: Callable[[Link], list[WaitingMapping]],
+        reversals: Callable[[str], list[ReversalStatus]],
     ) -> None:
-        """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet."""
+        """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet.
+        ``reversals``: those of a link that are under way."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -92,6 +94,7 @@ class LinkStatuses:
         self._trouble = trouble
         self._settings_kept = settings_kept
         self._waiting = waiting
+        self._reversals = reversals
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -139,6 +142,7 @@ class LinkStatuses:
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,
+            reversals=self._reversals(link.name),
             promoting=sorted(
                 promotion.prefix
                 for promotion in self._context.control.state.promotions.values()

@@ -24,6 +24,7 @@ from isthmus_control.model import (
     OnSourceLoss,
     ResourceType,
     Role,
+    TopicEnd,
 )
 from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange
 from isthmus_plugins.replication.assembly import assemble
@@ -222,6 +223,35 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
                 f'{{"topics":{{"l-t":{{"topic_id":"{TOPIC_ID}","ends":[3]}}}}}}',
             )
         ],
+    ),
+    (
+        calls.Drain(
+            TOPIC_ID,
+            (calls.AttachedPair(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER),),
+            {"l-t": calls.TopicEnds(TOPIC_ID, (3,))},
+            {"l-t": {"retention.ms": "5"}},
+            5_000,
+            False,
+        ),
+        f'{{"reversal_id":"{TOPIC_ID}","pairs":[["topic","r-","l-","follower"]],'
+        f'"ends":{{"l-t":{{"topic_id":"{TOPIC_ID}","ends":[3]}}}},"settings":{{"l-t":{{"retention.ms":"5"}}}},'
+        '"wait_ms":5000,"dry_run":false}',
+        [(calls.DrainAnswer(("one", "two"), ("one",)), '{"missing":["one","two"],"not_followed":["one"]}')],
+    ),
+    (
+        calls.TakeLead(TOPIC_ID, (calls.AttachedPair(ResourceType.TOPIC, "r-", "l-", Role.LEADER),)),
+        f'{{"reversal_id":"{TOPIC_ID}","pairs":[["topic","r-","l-","leader"]]}}',
+        [(calls.Done(), "{}")],
+    ),
+    (
+        calls.HandedOver(TOPIC_ID),
+        f'{{"reversal_id":"{TOPIC_ID}"}}',
+        [(calls.HandedOverAnswer((TopicEnd("l-t", (3, 4)),)), '{"ends":[["l-t",[3,4]]]}')],
+    ),
+    (
+        calls.AbandonReversal(TOPIC_ID, (calls.AttachedPair(ResourceType.TOPIC, "r-", "l-", Role.LEADER),)),
+        f'{{"reversal_id":"{TOPIC_ID}","pairs":[["topic","r-","l-","leader"]]}}',
+        [(calls.Done(), "{}")],
     ),
     (
         calls.CompletingTransactions(),
