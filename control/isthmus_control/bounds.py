@@ -9,3 +9,11 @@ SYNC_CONFIRM_TIMEOUT_MS: Final = 10_000
 SYNC_CONFIRM_TIMEOUT_MS_MIN: Final = 2_000
 """Shorter, and the lease of those that are In-Sync would not fit in."""
 SYNC_CONFIRM_TIMEOUT_MS_MAX: Final = 9_999_999
+
+VERIFY_EVERY: Final = "verify.every.ms"
+"""The setting of a link: in which time both whole logs of what follows are compared again, or :data:`VERIFY_OFF`."""
+VERIFY_OFF: Final = "off"
+VERIFY_EVERY_MS: Final = 7 * 86_400_000
+"""``verify.every.ms`` where it was never set."""
+VERIFY_EVERY_MS_MIN: Final = 1_000
+VERIFY_EVERY_MS_MAX: Final = 365 * 86_400_000

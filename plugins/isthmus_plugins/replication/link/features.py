@@ -45,6 +45,8 @@ SHARED_PREFIX: Final = "shared-prefix"
 """It says of a topic where its records come from before that is followed, for the follower to go on where they part."""
 COUNTERPARTS: Final = "counterparts"
 """It detaches its end of a pair by the other end's prefix, where that end was detached before."""
+BACKGROUND_DIGESTS: Final = "background-digests"
+"""It reads no more for a digest than it is asked for, and says which batch it cannot read."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -66,6 +68,7 @@ FEATURES: Final = (
     ORIGINS,
     SHARED_PREFIX,
     COUNTERPARTS,
+    BACKGROUND_DIGESTS,
 )
 
 

@@ -49,6 +49,7 @@ from isthmus_plugins.replication.operations.recovering import Recovering
 from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
+from isthmus_plugins.replication.proof.background import BackgroundVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.links import LinkStatuses
@@ -83,6 +84,7 @@ class LinkService(Part):
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
         left_out: LeftOutNames,
+        background_verification: BackgroundVerification,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
@@ -145,11 +147,12 @@ class LinkService(Part):
             shared_settings,
             told_losses,
             left_out,
+            background_verification,
             lambda: self._promotions.trouble,
             self._kept_settings.of,
             self.consents.waiting,
         )
-        self._acknowledging = Acknowledging(commands, told_losses)
+        self._acknowledging = Acknowledging(context, commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
         self._modes = LinkModes(
             self._statuses.of,
