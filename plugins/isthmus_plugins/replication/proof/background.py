@@ -56,8 +56,10 @@ LOOK_S: Final = 3.0
 """How often it is looked for what is new, or due."""
 BEHIND_S: Final = 2.0
 """What is further behind its source catches up before it is compared."""
-RETRY_S: Final = 10.0
-DIFFERENCE_RETRY_S: Final = 15.0
+RETRY_MIN_S: Final = 15.0
+RETRY_MAX_S: Final = 600.0
+"""What cannot be compared, or differs, is compared again after this time, and then after twice as long each time: what
+a broker cannot read keeps others waiting for some seconds."""
 TOO_MANY_KEYS_RETRY_S: Final = 3600.0
 RECORD_S: Final = 60.0
 RECORDED_AT_ONCE: Final = 100
@@ -76,6 +78,7 @@ class _Known:
     stable: int = 0
     """Up to where it may be compared: all before was stable when that was asked."""
     retry_at: float = float("-inf")
+    retry_s: float = RETRY_MIN_S
     trouble: str | None = None
     """Why it could not be compared last."""
     info: TopicInfo | None = None
@@ -184,6 +187,7 @@ class BackgroundVerification(Part):
         elif recorded != known.recorded:
             if known.recorded is not None and recorded == replace(known.recorded, difference=None):
                 known.passes.acknowledged()
+                known.retry_at, known.retry_s = float("-inf"), RETRY_MIN_S
             else:  # another proxy had the partition meanwhile
                 known.passes = PartitionPasses(recorded, now_ms)
             known.recorded, known.stable = recorded, 0
@@ -221,7 +225,7 @@ class BackgroundVerification(Part):
         try:
             info = await self._ask(stream, known)
         except (BrokerUnavailable, KafkaRefused) as error:
-            return self._not_compared(stream, known, str(error), RETRY_S)
+            return self._not_compared(stream, known, str(error))
         if passes.at >= known.stable:
             passes.reached_end()
             return False
@@ -262,7 +266,7 @@ class BackgroundVerification(Part):
             return await self._differs(stream, known, difference, to, what)
         if passes.difference is not None:
             log.info("logs are equal again", extra={**_where(stream), "offset": passes.difference.offset})
-        known.trouble = None
+        known.trouble, known.retry_s = None, RETRY_MIN_S
         passes.equal(to)
         if passes.at < known.stable:
             return True
@@ -288,17 +292,22 @@ class BackgroundVerification(Part):
         try:
             here, there = await comparison.limits()
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused):
-            return self._not_compared(stream, known, why, RETRY_S)
+            return self._not_compared(stream, known, why)
         start = max(here.log_start, there.log_start)
         if known.passes.at >= start:
-            return self._not_compared(stream, known, why, RETRY_S)
+            return self._not_compared(stream, known, why)
         known.passes.starts(start)
         return True
 
-    def _not_compared(self, stream: FollowerStream, known: _Known, why: str, retry_s: float) -> bool:
-        known.trouble, known.info, known.retry_at = why, None, self._clock.monotonic() + retry_s
+    def _not_compared(self, stream: FollowerStream, known: _Known, why: str, retry_s: float = 0.0) -> bool:
+        self._put_off(known, retry_s)
+        known.trouble, known.info = why, None
         self._troubles.one(f"{stream.topic}-{stream.partition}", {**_where(stream), "detail": why})
         return False
+
+    def _put_off(self, known: _Known, retry_s: float = 0.0) -> None:
+        known.retry_at = self._clock.monotonic() + max(known.retry_s, retry_s)
+        known.retry_s = min(2 * known.retry_s, RETRY_MAX_S)
 
     async def _unreadable(self, stream: FollowerStream, known: _Known, info: TopicInfo, what: str) -> bool:
         """A piece ends before what cannot be read: it begins with that."""
@@ -314,7 +323,7 @@ class BackgroundVerification(Part):
     async def _differs(self, stream: FollowerStream, known: _Known, offset: int, to: int, what: str) -> bool:
         if self._known_of(stream) is not known:
             return False  # it follows no more, or is cut, or catches up: nobody knows what was compared
-        known.retry_at = self._clock.monotonic() + DIFFERENCE_RETRY_S
+        self._put_off(known)
         if known.passes.differs(offset, to, what, self._now_ms):
             log.error("logs differ", extra={**_where(stream), "offset": offset, "detail": what})
             await self._record([(stream, known, known.passes.proof)])
