@@ -50,6 +50,7 @@ from isthmus_control.rules.offsets_topics import OFFSETS_HANDLERS
 from isthmus_control.rules.origins import ORIGIN_HANDLERS, origins_in_doubt
 from isthmus_control.rules.plugins import PLUGIN_HANDLERS
 from isthmus_control.rules.promotions import PROMOTION_HANDLERS
+from isthmus_control.rules.proofs import PROOF_HANDLERS
 from isthmus_control.rules.provenance import PROVENANCE_HANDLERS
 from isthmus_control.rules.proxies import PROXY_HANDLERS
 from isthmus_control.rules.reversals import REVERSAL_HANDLERS
@@ -178,6 +179,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **DELETION_HANDLERS,
     **TRUNCATION_HANDLERS,
     **SOURCE_LOSS_HANDLERS,
+    **PROOF_HANDLERS,
     **SOURCE_DELETION_HANDLERS,
     **PROMOTION_HANDLERS,
     **REVERSAL_HANDLERS,

@@ -17,3 +17,11 @@ REVERSAL_HOLD_MS: Final = 5_000
 """How long it has clients' writes wait at most, where nothing else is said."""
 REVERSAL_HOLD_MS_MAX: Final = 60_000
 """Clients give up a request sooner."""
+
+VERIFY_EVERY: Final = "verify.every.ms"
+"""The setting of a link: in which time both whole logs of what follows are compared again, or :data:`VERIFY_OFF`."""
+VERIFY_OFF: Final = "off"
+VERIFY_EVERY_MS: Final = 7 * 86_400_000
+"""``verify.every.ms`` where it was never set."""
+VERIFY_EVERY_MS_MIN: Final = 1_000
+VERIFY_EVERY_MS_MAX: Final = 365 * 86_400_000

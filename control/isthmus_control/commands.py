@@ -33,6 +33,7 @@ from isthmus_control.levels import (
     INFORMATIONAL,
     ORIGINS,
     PREFIXES,
+    PROOFS,
     REVERSALS,
     SECRET_ROTATION,
     SIGNING,
@@ -62,6 +63,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.origins import Ended, OriginEpoch, OriginRange
+from isthmus_control.proofs import Proof
 from isthmus_control.sealing import Sealed
 from isthmus_control.signing import MAC, Signer
 from isthmus_control.source_losses import LossState, LostCommit
@@ -1004,6 +1006,33 @@ class SettleDeletions(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionProof:
+    topic: str
+    topic_id: str
+    partition: int
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class RecordProofs(Body):
+    """How far partitions that follow were found to be their sources'. What does not follow any more is left out."""
+
+    KIND: ClassVar[str] = "record-proofs"
+    SINCE: ClassVar[int] = PROOFS
+    REMEMBERED: ClassVar[bool] = False
+    partitions: tuple[PartitionProof, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeDifferences(Body):
+    """An operator knows that these partitions differ at these offsets from their sources': it is told no more."""
+
+    KIND: ClassVar[str] = "acknowledge-differences"
+    SINCE: ClassVar[int] = PROOFS
+    partitions: tuple[PartitionOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BeginTruncation(Body):
     """The topic's log is not the source's any more, and will be cut (:mod:`isthmus_control.truncations`)."""
 
@@ -1403,6 +1432,8 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             ForgetHistories,
             DoubtDeletions,
             SettleDeletions,
+            RecordProofs,
+            AcknowledgeDifferences,
             BeginTruncation,
             TakeOverTruncation,
             AdvanceTruncation,

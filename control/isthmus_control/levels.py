@@ -48,6 +48,8 @@ INFORMATIONAL: Final = 5
 """Whether a namespace is informational can be altered."""
 REVERSALS: Final = 6
 """What a cluster leads is handed over to the one that follows it, by a record."""
+PROOFS: Final = 6
+"""How far both logs were found equal, as brokers hold them, is recorded, and what was found different."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -65,7 +67,9 @@ LEVELS: Final[Mapping[int, str]] = {
     "consumers of a namespace that follows over a synchronous link wait while it is not known to be In-Sync, where "
     "that is set (--stale-reads no); whether a namespace is informational can be altered",
     6: "what a cluster leads over a link is handed over to the cluster that follows it, and back, by one command "
-    "(isthmus link reverse)",
+    "(isthmus link reverse); "
+    "what follows is compared with its source again and again, as the brokers of both clusters hold it "
+    "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

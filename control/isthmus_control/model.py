@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS
+from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS, VERIFY_EVERY, VERIFY_EVERY_MS, VERIFY_OFF
 from isthmus_control.clock import Hlc, Register, merge_registers
 from isthmus_control.clock import latest as latest_register
 from isthmus_control.codec import since
@@ -24,6 +24,7 @@ from isthmus_control.levels import (
     CONSENT,
     FROM_FIRST,
     ORIGINS,
+    PROOFS,
     REVERSALS,
     SECRET_ROTATION,
     SOURCE_DELETIONS,
@@ -32,6 +33,7 @@ from isthmus_control.levels import (
     key_id_of,
     known_level,
 )
+from isthmus_control.proofs import Proof
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -490,6 +492,12 @@ class Link:
         return int(self.config.get(SYNC_CONFIRM_TIMEOUT, SYNC_CONFIRM_TIMEOUT_MS))
 
     @property
+    def verify_every_ms(self) -> int | None:
+        """In which time both whole logs of what follows are compared again; None: they are not."""
+        value = self.config.get(VERIFY_EVERY, str(VERIFY_EVERY_MS))
+        return None if value == VERIFY_OFF else int(value)
+
+    @property
     def follower_replication_factor(self) -> int | None:
         """How many replicas follower topics are to have, if that is set."""
         value = self.config.get(FOLLOWER_REPLICATION_FACTOR)
@@ -638,7 +646,8 @@ class FollowerTopic:
     cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
     did, so records may be missing here that the source still has. ``doubted``: by partition, before which offset the
     source may have deleted keys of which this topic still has a record; to be compared. ``settings``: what the source
-    has for those settings that are overridden while it follows, as far as it has sent them.
+    has for those settings that are overridden while it follows, as far as it has sent them. ``proofs``: by partition,
+    how far it was found to be its source's.
     """
 
     link: str
@@ -657,11 +666,17 @@ class FollowerTopic:
     deleting: bool = field(default=False, metadata=since(SOURCE_DELETIONS))
     owner: str = field(default="", metadata=since(SOURCE_DELETIONS))
     source_log: str = field(default="", metadata=since(SOURCE_DELETIONS))
+    proofs: Mapping[int, Proof] = field(default_factory=dict, metadata=since(PROOFS))
 
     def following(self, source_topic_id: str) -> FollowerTopic:
         """The same, following this topic of the source."""
         known = source_topic_id == self.source_topic_id
-        return replace(self, source_topic_id=source_topic_id, source_log=self.source_log if known else "")
+        return replace(
+            self,
+            source_topic_id=source_topic_id,
+            source_log=self.source_log if known else "",
+            proofs=self.proofs if known else {},
+        )
 
 
 @dataclass(frozen=True, slots=True)

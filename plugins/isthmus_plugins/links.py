@@ -561,6 +561,15 @@ class PartitionStatus(_Model):
     lag_unknown_seconds: float | None = None
     """Since when the lag is not known, at the follower: the link is cut, or the source's logs cannot be read. None: it
     is known, or was not yet."""
+    equal_until: int | None = None
+    """At the follower: all before it was equal when it was compared last, as both brokers hold it; None: it was not
+    compared yet."""
+    verified_seconds: float | None = None
+    """Age of the last pass over both whole logs; None: there was none."""
+    differs_at: int | None = None
+    """Where both logs were found to differ, until they are equal again or that is acknowledged."""
+    verify_trouble: str | None = None
+    """Why it could not be compared last."""
     offset_truncated_to: int | None = None
     """Where the follower's log was cut last, because it was not the source's any more."""
     messages_truncated: int | None = None
@@ -765,6 +774,11 @@ class LinkStatus(_Model):
     """How long an ack of a synchronous link may wait until its partition is Out-Of-Sync."""
     config: dict[str, str] = {}
     """The settings of both ends that were set."""
+    verify_every_seconds: float | None = None
+    """In which time both whole logs of what follows are compared again; None: they are not."""
+    verified_seconds: float | None = None
+    """Age of the oldest pass over both whole logs of a partition that follows here, as far as this proxy knows; None:
+    there is one without."""
     state: str
     reason: str | None = None
     message: str | None = None

@@ -187,6 +187,11 @@ class LatestDigest:
             yield
 
     @property
+    def keys(self) -> int:
+        """How many there are, those whose latest record is a tombstone among them."""
+        return len(self._latest)
+
+    @property
     def total(self) -> bytes:
         """16 bytes that stand for the latest records of all that was added so far."""
         return _sum_digest(self._sum)

@@ -78,6 +78,8 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
             after = replace(after, compacts=before.compacts, compacts_since_offset=before.compacts_since_offset)
     if before is not None and before.source_topic_id == after.source_topic_id:
         after = replace(after, source_log=before.source_log)
+        if before.topic_id == after.topic_id and before.state is body.state:
+            after = replace(after, proofs=before.proofs)
     if before is not None and replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()
     return (
@@ -173,6 +175,7 @@ def _recreate_follower_topic(
         compacts_since_offset=before.compacts_since_offset if before.state is TopicState.CREATING else offset,
         cleaned=False,
         doubted={},
+        proofs={},
         deleting=False,
         owner="",
     )

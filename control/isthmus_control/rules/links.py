@@ -8,9 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus_control import commands as c
-from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS_MAX, SYNC_CONFIRM_TIMEOUT_MS_MIN
+from isthmus_control.bounds import (
+    SYNC_CONFIRM_TIMEOUT_MS_MAX,
+    SYNC_CONFIRM_TIMEOUT_MS_MIN,
+    VERIFY_EVERY,
+    VERIFY_EVERY_MS_MAX,
+    VERIFY_EVERY_MS_MIN,
+    VERIFY_OFF,
+)
 from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import PROOFS
 from isthmus_control.model import (
     FOLLOWER_IN_SYNC_MIN,
     FOLLOWER_REPLICATION_FACTOR,
@@ -80,21 +88,36 @@ def _confirm_timeout(value: str) -> str | None:
     return None if right else f"a number of milliseconds from {least} to {most}"
 
 
+def _verify_every(value: str) -> str | None:
+    least, most = VERIFY_EVERY_MS_MIN, VERIFY_EVERY_MS_MAX
+    right = value == VERIFY_OFF or (re.fullmatch(r"[1-9][0-9]{3,10}", value) and least <= int(value) <= most)
+    return None if right else f"a number of milliseconds from {least} to {most}, or {VERIFY_OFF}"
+
+
 LINK_CONFIGS: Mapping[str, Callable[[str], str | None]] = {
     FOLLOWER_REPLICATION_FACTOR: _positive,
     FOLLOWER_IN_SYNC_MIN: _positive,
     SYNC_CONFIRM_TIMEOUT: _confirm_timeout,
+    VERIFY_EVERY: _verify_every,
 }
 """Settings of a link, and for each what a wrong value should have been (None: it is right). The first two say how
 follower topics are stored, at whichever end, where that is to be otherwise than at the source."""
+CONFIGS_SINCE: Mapping[str, int] = {VERIFY_EVERY: PROOFS}
+"""The feature levels that bring settings."""
 
 
-def _check_config(config: Mapping[str, str | None]) -> None:
+def _check_config(state: ControlState, config: Mapping[str, str | None]) -> None:
     for name, value in sorted(config.items()):
         check = LINK_CONFIGS.get(name)
+        since = CONFIGS_SINCE.get(name, 0)
         if check is None:
             known = ", ".join(sorted(LINK_CONFIGS))
             raise Refuse(Rejection.INVALID, f"a link has no setting {name!r}; there are {known}")
+        require(
+            state.level >= since,
+            Rejection.INVALID,
+            f"{name} needs feature level {since} of the control log: isthmus control upgrade",
+        )
         wanted = check(value) if value is not None else None
         require(wanted is None, Rejection.INVALID, f"{name} is {wanted}, not {value!r}")
 
@@ -122,7 +145,7 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
         Rejection.INVALID,
         "new replication links are always in asynchronous mode: make it synchronous when it follows",
     )
-    _check_config(body.config)
+    _check_config(state, body.config)
     existing = state.links.get(body.name)
     if existing is not None:
         if existing.link_id == body.link_id and existing.remote_cluster_id == body.remote_cluster_id:
@@ -181,7 +204,7 @@ def _alter_link(state: ControlState, offset: int, command: c.Command, body: c.Al
                 addresses[cluster_id] = Register(wanted, now)
     config = dict(settings.config)
     if body.config is not None:
-        _check_config(body.config)
+        _check_config(state, body.config)
         for name, value in body.config.items():
             if before.config.get(name) != value:
                 config[name] = Register(value, now)
@@ -215,7 +238,7 @@ def _merge_link(state: ControlState, offset: int, command: c.Command, body: c.Me
     )
     for addresses in body.settings.addresses.values():
         check_addresses(addresses.value)
-    _check_config({name: register.value for name, register in body.settings.config.items()})
+    _check_config(state, {name: register.value for name, register in body.settings.config.items()})
     newest = body.settings.newest
     require(0 <= newest.wall_ms < AT_MS_MAX, Rejection.INVALID, "the settings carry an impossible time")
     merged = before.settings.merge(body.settings)

@@ -170,7 +170,7 @@ def _follows_already(state: ControlState, after: Truncation, at_ms: int, changes
     if record is None or record.state is not TopicState.FOLLOWING or link is None or topic_id is None:
         raise Refuse(Rejection.CONFLICT, f"topic {after.topic!r} does not follow over link {after.link!r}")
     source_id = record.source_topic_id if after.source is None else after.source.successor
-    renewed = replace(record.following(source_id), topic_id=topic_id, recorded_ms=at_ms, doubted={})
+    renewed = replace(record.following(source_id), topic_id=topic_id, recorded_ms=at_ms, doubted={}, proofs={})
     opened = ProvenanceRange(link.remote_cluster_id, source_id, 0, None, at_ms)
     partitions = dict.fromkeys(range(len(after.partitions)), (opened,))
     return (
@@ -267,7 +267,7 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     if record is not None and record.topic_id == after.topic_id:
         source_id = record.source_topic_id if source is None else source.successor
         doubted = _doubted(record, after) if made is None else {}
-        renewed = replace(record.following(source_id), topic_id=topic_id, recorded_ms=at_ms, doubted=doubted)
+        renewed = replace(record.following(source_id), topic_id=topic_id, recorded_ms=at_ms, doubted=doubted, proofs={})
         state = state.evolve(follower_topics={**state.follower_topics, after.topic: renewed})
         changes.append(FollowerTopicChanged(record, renewed))
     if history is not None and history.topic_id == after.topic_id:

@@ -45,6 +45,7 @@ from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.operations.service import LinkService
 from isthmus_plugins.replication.operations.verify import LinkVerification
+from isthmus_plugins.replication.proof.background import BackgroundVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.observing import LinkObserving
@@ -97,6 +98,7 @@ class Parts:
     moved_producers: MovedProducers
     truncations: Truncations
     missed_deletions: MissedDeletions
+    background_verification: BackgroundVerification
     acls: AclEnds
     group_statuses: GroupStatuses
     told_losses: ToldSourceLosses
@@ -167,6 +169,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         context, peers, follower_end, digests, common_log, follower_topics, own_transactions
     )
     truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
+    background_verification = BackgroundVerification(context, follower_end, digests)
     told_losses = ToldSourceLosses(context, peers)
     left_out = LeftOutNames(context, peers)
     service = LinkService(
@@ -189,6 +192,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         told_losses,
         left_out,
         own_transactions,
+        background_verification,
     )
     parts = Parts(
         context=context,
@@ -225,6 +229,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         moved_producers=MovedProducers(context),
         truncations=truncations,
         missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
+        background_verification=background_verification,
         acls=acls,
         group_statuses=group_statuses,
         told_losses=told_losses,

@@ -29,12 +29,27 @@ def link_families(
         "isthmus_link_batches", "Batches that a link sent (leader) or appended (follower)", labels=("link", "role")
     )
     size = CounterMetricFamily("isthmus_link_bytes", "The bytes of those", labels=("link", "role"))
+    verified = GaugeMetricFamily(
+        "isthmus_link_verified_seconds",
+        "At the follower: age of the oldest pass over both whole logs of a partition, once each had one",
+        labels=("link",),
+    )
+    differing = GaugeMetricFamily(
+        "isthmus_link_partitions_differing",
+        "At the follower: partitions of which both clusters were found to hold something else",
+        labels=("link",),
+    )
     for status in statuses:
         synchronous.add_metric((status.link_name,), status.mode == LinkMode.SYNCHRONOUS)
         link_state.add_metric((status.link_name, status.state), 1)
         connected.add_metric((status.link_name,), len(connections(status.link_name)))
         if status.last_heard_seconds is not None:
             heard.add_metric((status.link_name,), status.last_heard_seconds)
+        if status.verified_seconds is not None:
+            verified.add_metric((status.link_name,), status.verified_seconds)
+        if any(each.role == "follower" for each in status.partitions):
+            found = sum(each.differs_at is not None for each in status.partitions)
+            differing.add_metric((status.link_name,), found)
         counts = Counter((each.role, each.state, each.reason or "") for each in status.partitions)
         for labels, count in sorted(counts.items()):
             states.add_metric((status.link_name, *labels), count)
@@ -42,7 +57,7 @@ def link_families(
     for (link_name, role), total in sorted(traffic.totals().items()):
         batches.add_metric((link_name, role.value), total.batches)
         size.add_metric((link_name, role.value), total.bytes)
-    return connected, heard, link_state, states, synchronous, batches, size
+    return connected, heard, link_state, states, synchronous, batches, size, verified, differing
 
 
 def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequence[Metric]:
@@ -80,11 +95,18 @@ def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequ
         "Since when transactional and strict producers are acked without a partition's other side",
         labels=("link", "topic", "partition"),
     )
+    equal = GaugeMetricFamily(
+        "isthmus_link_equal_until_offset",
+        "At the follower: all before it was equal when it was compared last, as both brokers hold it",
+        labels=("link", "topic", "partition"),
+    )
     for place, partition in _places(statuses):
         labels = (place.link, place.topic, str(place.partition), partition.role)
         state.add_metric((*labels, partition.state, partition.reason or ""), 1)
         if (counts := traffic.known(place)) is not None:
             size.add_metric(labels, counts.bytes)
+        if partition.equal_until is not None:
+            equal.add_metric(labels[:3], partition.equal_until)
         if partition.partition_mirror_lag is not None:
             lag.add_metric(labels, partition.partition_mirror_lag)
         if partition.lag_seconds is not None:
@@ -97,7 +119,7 @@ def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequ
             degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
         if partition.sync is not None and partition.sync.until_ms is not None:
             until.add_metric(labels[:3], partition.sync.until_ms / 1000)
-    return lag, seconds, unknown, state, size, since, until, degraded
+    return lag, seconds, unknown, state, size, since, until, degraded, equal
 
 
 def _places(statuses: Iterable[LinkStatus]) -> Iterator[tuple[Place, PartitionStatus]]:

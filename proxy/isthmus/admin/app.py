@@ -350,9 +350,12 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         """Those under way first. What was cut is in salvage files: `isthmus salvage show` reads them."""
         return Page(items=_operations(services).truncations(name))
 
-    @app.post("/v1/links/{name}/acknowledge", tags=["links"], summary="Acknowledge what a source lost")
+    @app.post("/v1/links/{name}/acknowledge", tags=["links"], summary="Acknowledge what was lost or differs")
     async def acknowledge(name: str) -> Acknowledged:
-        """Ends the telling of `source_losses`, on both sides. What is held stays so until it is decided."""
+        """Ends the telling of `source_losses`, on both sides. What is held stays so until it is decided.
+
+        And, at the follower's side, of `differs_at` of partitions, until they are found to differ again.
+        """
         return await _operations(services).acknowledge(name)
 
     @app.post("/v1/links/{name}/rotate-secret", tags=["links"], summary="Give both sides of a link a new secret")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ from isthmus_control.bounds import (
     SYNC_CONFIRM_TIMEOUT_MS,
     SYNC_CONFIRM_TIMEOUT_MS_MAX,
     SYNC_CONFIRM_TIMEOUT_MS_MIN,
+    VERIFY_EVERY,
+    VERIFY_OFF,
 )
 
 app = typer.Typer(
@@ -136,6 +139,7 @@ def create(
         "isthmus link alter a-to-b --offsets-topic redacted --offsets-group 'app-*' --offsets-group billing",
         "isthmus link alter a-to-b --offsets-topic off",
         "isthmus link alter a-to-b --config sync.confirm.timeout.ms=5000",
+        "isthmus link alter a-to-b --verify-every 1d",
         "isthmus link alter a-to-b --config follower.replication.factor=3 --config follower.min.insync.replicas=2",
         "isthmus link alter a-to-b --local orders- --on-source-loss hold",
         "isthmus link alter a-to-b --local tests- --on-source-delete delete",
@@ -149,6 +153,14 @@ def alter(
     config: Annotated[
         list[str] | None,
         typer.Option("--config", help="NAME=VALUE of a setting of both ends, NAME= to remove it; several times."),
+    ] = None,
+    verify_every: Annotated[
+        str | None,
+        typer.Option(
+            "--verify-every",
+            help="In which time both whole logs of what follows are compared again, in the background: 30m, 12h, 7d "
+            "(where it was never set), or off; a setting of both ends.",
+        ),
     ] = None,
     local: Annotated[
         str | None,
@@ -167,6 +179,8 @@ def alter(
     """
     of_pair = {"on_source_loss": on_source_loss, "on_source_delete": on_source_delete}
     wanted = {name: value for name, value in of_pair.items() if value is not None}
+    if verify_every is not None:
+        config = [*(config or ()), f"{VERIFY_EVERY}={_time_ms(verify_every, output)}"]
     if local is not None or wanted:
         if local is None or not wanted or offsets_topic is not None or offsets_group or config:
             why = "--local and --on-source-loss or --on-source-delete go together, and alone"
@@ -177,7 +191,8 @@ def alter(
         return
     settings = [each.partition("=") for each in config or ()]
     if not all(equals for _, equals, _ in settings) or (offsets_topic is None and (offsets_group or not settings)):
-        raise CliError("USAGE", "say what to change: --offsets-topic, --config NAME=VALUE", Exit.USAGE, output)
+        what = "say what to change: --offsets-topic, --verify-every, --config NAME=VALUE"
+        raise CliError("USAGE", what, Exit.USAGE, output)
     body = {
         "offsets_topic": offsets_topic,
         "offsets_groups": offsets_group or [],
@@ -572,13 +587,14 @@ def failover(
 
 @app.command(epilog=example("isthmus link acknowledge a-to-b") + EXIT_CODES)
 def acknowledge(name: NameArgument, url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
-    """End the telling of what a source lost although it had acked it In-Sync, at both clusters.
+    """End the telling of what a source lost although it had acked it In-Sync, at both clusters, and of what differs.
 
-    It shows in `isthmus link describe` until then. What is held stays held until it is decided.
+    It shows in `isthmus link describe` until then. What is held stays held until it is decided. What both clusters were
+    found to hold differently is told again when it is compared again; acknowledge it at the follower's side.
     """
     with Admin(url, output) as admin:
         result = admin.post(f"/v1/links/{_path(name)}/acknowledge")
-        show(result, output, lambda done: [f"{done['acknowledged']} losses of link {done['link_name']} acknowledged"])
+        show(result, output, _acknowledged)
 
 
 @app.command(epilog=example("isthmus link rotate-secret a-to-b") + EXIT_CODES)
@@ -676,8 +692,10 @@ def link_lines(links: list[dict[str, Any]]) -> list[str]:
 def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
     """A table of a link's partitions, with what acks mean where some link is synchronous."""
     sync = ("ACKS", "ACKS_SINCE") if any(each["sync"] for each in partitions) else ()
+    equal = ("EQUAL_UNTIL",) if any(each.get("equal_until") is not None for each in partitions) else ()
+    ends = ("SOURCE_END", "FOLLOWER_END", "LAG", "LAG_SECONDS")
     return columns(
-        ("TOPIC", "PARTITION", "ROLE", "STATE", "SOURCE_END", "FOLLOWER_END", "LAG", "LAG_SECONDS", *sync, "REASON"),
+        ("TOPIC", "PARTITION", "ROLE", "STATE", *ends, *equal, *sync, "REASON"),
         (
             (
                 each["topic"],
@@ -687,6 +705,7 @@ def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
                 each["source_end"],
                 each["follower_end"],
                 *_lag(each),
+                *((each.get("equal_until"),) if equal else ()),
                 *(_acks(each["sync"]) if sync else ()),
                 each["message"] or each["reason"],
             )
@@ -787,6 +806,41 @@ def _max(values: Iterator[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
+def _acknowledged(done: dict[str, Any]) -> Iterator[str]:
+    yield f"{done['acknowledged']} losses and differences of link {done['link_name']} acknowledged"
+
+
+def _time_ms(said: str, output: Output) -> str:
+    """A time as people write it, in milliseconds as settings have it; or ``off``."""
+    if said == VERIFY_OFF:
+        return said
+    found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", said)
+    if found is None:
+        raise CliError("USAGE", f"{said!r} is no time: 90s, 30m, 12h, 7d, or {VERIFY_OFF}", Exit.USAGE, output)
+    return str(int(found[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2]] * 1_000)
+
+
+def _verified(link: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How old the last comparisons of what follows are."""
+    every_s, age_s = link.get("verify_every_seconds"), link.get("verified_seconds")
+    follows = [each for each in link["partitions"] if each["role"] == "follower"]
+    if every_s is None or not follows:
+        return
+    differing = sum(each.get("differs_at") is not None for each in follows)
+    age = "not all of it yet" if age_s is None else f"all of it in the last {_time(age_s)}"
+    late = ", which is late" if age_s is not None and age_s > every_s else ""
+    told = f", {differing} partitions differ" if differing else ""
+    yield "verified", f"{age}{late} (wanted: every {_time(every_s)}){told}"
+
+
+def _time(seconds: float) -> str:
+    """A time for people, in its largest unit."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def _described(link: dict[str, Any]) -> Iterator[str]:
     yield from fields(
         [
@@ -806,6 +860,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("remote", link["remote"]),
             ("peer heard", heard(link)),
             ("encryption", link["encryption"]),
+            *_verified(link),
             *([("secret", "is being rotated: isthmus link rotate-secret ends it")] if link["secret_rotating"] else []),
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),

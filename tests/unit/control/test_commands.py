@@ -35,6 +35,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange
+from isthmus_control.proofs import FoundDifference, Proof
 from isthmus_control.sealing import Seal, Sealed
 from isthmus_control.source_losses import LossState, LostCommit
 from isthmus_control.truncations import (
@@ -142,6 +143,9 @@ BODIES: list[c.Body] = [
     c.ForgetHistories((c.GoneTopic("t", UID),)),
     c.DoubtDeletions(AT),
     c.SettleDeletions(AT),
+    c.RecordProofs((c.PartitionProof("t", UID, 0, Proof(9, 1, 2, 5)),)),
+    c.RecordProofs((c.PartitionProof("t", UID, 0, Proof(9, 1, 2, 5, FoundDifference(9, 12, 3, "words"))),)),
+    c.AcknowledgeDifferences(AT),
     c.BeginTruncation("l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), "1000", "p", UID),
     c.BeginTruncation(
         "l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), None, "p", UID, Succession(UID, UID, (7,))

@@ -630,7 +630,8 @@ def test_what_a_source_lost_is_told_until_it_is_acknowledged(admin: RunningAdmin
         line = r"^a-to-b +follower +orders-eu +0 +90 +100 +10 +- +cut +2025-10-09T08:53:20\+00:00 +proxy-1:/salvage/x$"
         assert re.search(line, printed, re.MULTILINE), printed
         assert "and 3 older ones of a-to-b" in printed
-    assert run("link", "acknowledge", "a-to-b", url=admin.url).stdout == "1 losses of link a-to-b acknowledged\n"
+    done = run("link", "acknowledge", "a-to-b", url=admin.url)
+    assert done.stdout == "1 losses and differences of link a-to-b acknowledged\n"
     assert "/salvage/x" not in run("link", "describe", "a-to-b", url=admin.url).stdout
     admin.links.links["a-to-b"] = before
 
@@ -876,5 +877,9 @@ def test_settings_of_a_link_are_set_and_removed(admin: RunningAdmin) -> None:
     settings = ("--config", "sync.confirm.timeout.ms=5000", "--config", "follower.replication.factor=")
     assert run("link", "alter", "a-to-b", *settings, url=admin.url).exit_code == 0
     assert admin.links.altered[-1].config == {"sync.confirm.timeout.ms": "5000", "follower.replication.factor": None}
+    for said, value in (("12h", "43200000"), ("7d", "604800000"), ("90s", "90000"), ("off", "off")):
+        assert run("link", "alter", "a-to-b", "--verify-every", said, url=admin.url).exit_code == 0
+        assert admin.links.altered[-1].config == {"verify.every.ms": value}
+    assert run("link", "alter", "a-to-b", "--verify-every", "week", url=admin.url).exit_code == 2
     assert run("link", "alter", "a-to-b", url=admin.url).exit_code == 2
     assert run("link", "alter", "a-to-b", "--config", "sync.confirm.timeout.ms", url=admin.url).exit_code == 2

@@ -15,10 +15,10 @@ from typing import Final
 from isthmus_control.model import NamespaceMapping, Role
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
 from isthmus_plugins.links import OperationError, PartitionVerdict
-from isthmus_plugins.replication.comparison.digests import BATCHES, LATEST, RECORDS, Digest, Verification
+from isthmus_plugins.replication.comparison.digests import CHECKED, LATEST, RECORDS, Digest, Verification
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected, Peer
-from isthmus_plugins.replication.logs.reading import CHUNK_BYTES
+from isthmus_plugins.replication.logs.reading import CHUNK_BYTES, Reads
 from isthmus_plugins.replication.offsets_topic.counting import NOTE, is_compared
 from isthmus_protocol.records import BatchError
 
@@ -47,6 +47,9 @@ class Progress:
 class Comparison:
     """One partition, here and there."""
 
+    _whole_level = CHECKED
+    """In which whole batches are compared."""
+
     def __init__(
         self,
         verification: Verification,
@@ -59,8 +62,12 @@ class Comparison:
         remote_ends: calls.Ends | None,
         compacts: bool,
         unread: str | None = None,
+        at_once: int | None = None,
+        keys_max: int | None = None,
     ) -> None:
-        """``unread``: why the other side's log could not be read."""
+        """``unread``: why the other side's log could not be read. ``at_once``: of how many bytes a read is at most.
+        ``keys_max``: of how many keys the latest records are compared at most.
+        """
         self._verification = verification
         self._connection = connection
         self._name = name
@@ -71,7 +78,12 @@ class Comparison:
         self._remote_ends = remote_ends
         self._compacts = compacts
         self._unread = unread
+        self._keys_max = keys_max
         self._records = 0
+        self.whole = Reads(CHUNK_BYTES if at_once is None else at_once)
+        """What was read here to compare whole batches."""
+        self.single = Reads(self.whole.at_once)
+        """What was read here to compare record by record."""
 
     async def run(self, limit: asyncio.Semaphore, counted: Progress) -> PartitionVerdict:
         """``limit``: of those whose records are compared now. ``counted`` expects one more than there are offsets."""
@@ -121,17 +133,33 @@ class Comparison:
         """
         offset = start
         while offset < to:
-            mine = await self._local(offset, to, BATCHES, CHUNK_BYTES)
-            reached = mine.to
-            theirs = await self._far(offset, reached, BATCHES)
-            if mine.digest != theirs.digest:
-                difference, reached = await self._lasting_difference(start, offset, reached, to, here, there)
-                if difference is not None:
-                    return difference
-            self._records += mine.records
+            difference, reached = await self.piece(offset, to, (here, there))
+            if difference is not None:
+                return difference
             compared(reached - offset)
             offset = reached
         return None
+
+    async def piece(
+        self, offset: int, to: int, limits: tuple[calls.Ends, calls.Ends] | None = None
+    ) -> tuple[int | None, int]:
+        """The first offset at which the records of a first piece of ``[offset, to)`` differ, None if they do not; and
+        up to where that was looked at.
+
+        ``limits``: both logs', the own one's first; None: they are asked for where they matter. Raises LinkRejected,
+        LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused, OperationError, BatchError.
+        """
+        before = self.whole.bytes
+        mine = await self._local(offset, to, self._whole_level, self.whole, once=True)
+        theirs = await self._far(offset, mine.to, self._whole_level, size=self.whole.bytes - before)
+        if theirs.to < mine.to:  # behind it the other side has what cannot be read
+            mine = await self._local(offset, theirs.to, self._whole_level, self.whole)
+        difference, reached = None, mine.to
+        if mine.digest != theirs.digest:
+            difference, reached = await self._lasting_difference(offset, reached, to, limits)
+        if difference is None:
+            self._records += mine.records
+        return difference, reached
 
     async def _counted(
         self, mapping: NamespaceMapping, here: calls.Ends, there: calls.Ends, counted: Progress
@@ -159,7 +187,7 @@ class Comparison:
         return verdict
 
     async def _lasting_difference(
-        self, start: int, offset: int, to: int, last: int, here: calls.Ends, there: calls.Ends
+        self, offset: int, to: int, last: int, limits: tuple[calls.Ends, calls.Ends] | None
     ) -> tuple[int | None, int]:
         """Where ``[offset, to)`` differs, if it does so for a while, since both sides may be on the move; and up to
         where that was looked at, at most ``last``.
@@ -170,12 +198,15 @@ class Comparison:
         difference, reached = None, to
         for again in range(RECHECK_TIMES):
             difference, reached = await self._first_difference(offset, to), to
-            if difference is not None and await self._is_cleaned():
+            if difference is not None and limits is None:
+                limits = await self.limits()
+            if difference is not None and limits is not None and await self._is_cleaned():
                 if again:  # the source's cleaner may have been where the follower was not yet
-                    here, there = await self._limits()
+                    limits = await self.limits()
+                here, there = limits
                 stable = min(here.last_stable_offset, there.last_stable_offset)
                 if offset < stable:
-                    difference = await self._first_latest_difference(start, stable)
+                    difference = await self._first_latest_difference(max(here.log_start, there.log_start), stable)
                     reached = min(last, max(to, stable))
                     if difference is None and stable < to:
                         difference = await self._first_difference(stable, to)
@@ -184,9 +215,10 @@ class Comparison:
             await asyncio.sleep(RECHECK_S)
         return difference, reached
 
-    async def _limits(self) -> tuple[calls.Ends, calls.Ends]:
-        """Both logs' limits now, the own one's first."""
+    async def limits(self) -> tuple[calls.Ends, calls.Ends]:
+        """Both logs' limits now, the own one's first. Raises as :meth:`piece`."""
         answer = await self._connection.call(calls.TopicLimits(self._remote))
+        self._compacts = answer.compacts
         here = await self._verification.ends(self._topic, self._partition)
         return here, answer.partitions[self._partition]
 
@@ -195,16 +227,19 @@ class Comparison:
 
     async def _first_difference(self, offset: int, to: int) -> int | None:
         """The first offset at which the records differ, None if they do not: batches may be cut differently."""
-        if (await self._local(offset, to, RECORDS, None)).digest == (await self._far(offset, to, RECORDS)).digest:
+        if await self._equal_records(offset, to):
             return None
         while to - offset > 1:
             middle = (offset + to) // 2
-            mine, theirs = await self._local(offset, middle, RECORDS, None), await self._far(offset, middle, RECORDS)
-            if mine.digest == theirs.digest:
+            if await self._equal_records(offset, middle):
                 offset = middle
             else:
                 to = middle
         return offset
+
+    async def _equal_records(self, offset: int, to: int) -> bool:
+        mine = await self._local(offset, to, RECORDS, self.single)
+        return mine.digest == (await self._far(offset, to, RECORDS)).digest
 
     async def _first_latest_difference(self, offset: int, until: int) -> int | None:
         """The first offset at which the latest records of keys differ."""
@@ -220,14 +255,16 @@ class Comparison:
         return offset
 
     async def _equal_latest(self, until: int, offset: int, to: int) -> bool:
-        mine = await self._verification.latest(self._topic, self._partition, until, offset, to)
+        mine = await self._verification.latest(
+            self._topic, self._partition, until, offset, to, self.single, self._keys_max
+        )
         return mine.digest == (await self._far(offset, to, LATEST, until)).digest
 
-    async def _local(self, offset: int, to: int, level: str, bytes_max: int | None) -> Digest:
-        return await self._verification.digest(self._topic, self._partition, offset, to, level, bytes_max)
+    async def _local(self, offset: int, to: int, level: str, reads: Reads, once: bool = False) -> Digest:
+        return await self._verification.digest(self._topic, self._partition, offset, to, level, reads, once)
 
-    async def _far(self, offset: int, to: int, level: str, until: int = 0) -> Digest:
-        asked = calls.Digest(self._remote, self._partition, offset, to, level, until)
+    async def _far(self, offset: int, to: int, level: str, until: int = 0, size: int | None = None) -> Digest:
+        asked = calls.Digest(self._remote, self._partition, offset, to, level, until, size)
         answer = await self._connection.call(asked, timeout_s=120)
         return Digest(answer.digest, answer.records, answer.to)
 

@@ -22,21 +22,29 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_plugins.replication.logs.reading import CHUNK_BYTES, Reads, read_batches
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, is_compacted
 from isthmus_plugins.replication.offsets_topic.counting import OffsetsCount, is_compared
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_protocol.record_codec import decode_in_steps
 from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
-from isthmus_protocol.records import BatchError
+from isthmus_protocol.records import BatchError, verify_crc
 
 BATCHES: Final = "batches"
+CHECKED: Final = "checked"
 RECORDS: Final = "records"
 CONTENTS: Final = "contents"
 MARKED: Final = "marked"
 LATEST: Final = "latest"
 UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC"
 """Why a peer is told nothing of a topic: there is none, or it is none of the link's."""
+UNREADABLE: Final = "BATCH_UNREADABLE"
+"""What the log has is no batch, or does not match its CRC: no consumer reads it."""
+TOO_MANY_KEYS: Final = "TOO_MANY_KEYS"
+READ_BYTES_MIN: Final = 64 * 1024
+"""What a peer's range is read in at least."""
+YIELD_BYTES: Final = 256 * 1024
+"""After so many bytes others have their turn."""
 
 
 class Digest(NamedTuple):
@@ -75,12 +83,20 @@ class Verification(Part):
         )
 
     async def digest(
-        self, topic: TopicInfo, partition: int, offset: int, to: int, level: str, bytes_max: int | None
+        self,
+        topic: TopicInfo,
+        partition: int,
+        offset: int,
+        to: int,
+        level: str,
+        reads: Reads | None = None,
+        once: bool = False,
     ) -> Digest:
-        """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes.
+        """The digest of ``[offset, to)``; ``once``: up to the last whole batch of one read.
 
-        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted; CONTENTS, records alone; MARKED,
-        records and markers, whatever comes after them.
+        Levels: BATCHES, whole batches; CHECKED, the same up to the first that does not match its CRC; RECORDS, records
+        and whether they were aborted; CONTENTS, records alone; MARKED, records and markers, whatever comes after them.
+        Raises OperationError, BatchError.
         """
         own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
         whole = blake2b(digest_size=16)
@@ -88,7 +104,7 @@ class Verification(Part):
         size = records = 0
         reached = to
         if level in (CONTENTS, MARKED):
-            async for batch, _, _ in read_batches(self._context, topic, partition, offset, to):
+            async for batch, _, _ in read_batches(self._context, topic, partition, offset, to, reads=reads):
                 if level == MARKED:
                     await in_steps(single.adding_marked(batch, decompressed(batch), offset, to))
                 else:
@@ -97,37 +113,65 @@ class Verification(Part):
         if level == RECORDS:
             read = offset
             async for batch, header, aborted in read_batches(
-                self._context, topic, partition, offset, to, read_committed=True
+                self._context, topic, partition, offset, to, read_committed=True, reads=reads
             ):
                 await in_steps(
                     single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to, aborted=aborted)
                 )
                 read = header.next_offset
             if read < to:  # beyond the last stable offset nothing was aborted yet
-                async for batch, _, _ in read_batches(self._context, topic, partition, read, to):
+                async for batch, _, _ in read_batches(self._context, topic, partition, read, to, reads=reads):
                     await in_steps(single.adding(batch, decompressed(batch), from_offset=read, to_offset=to))
             return Digest(single.digest().hex(), single.records, to)
-        async for batch, header, _ in read_batches(self._context, topic, partition, offset, to):
-            if header.base_offset >= offset and header.next_offset <= to:
-                whole.update(header.base_offset.to_bytes(8, "big"))
-                whole.update(batch_digest(batch, own_index))
-                records += 0 if header.is_control else header.record_count
-            else:
-                await in_steps(single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to))
-                whole.update(b"cut")
-            size += len(batch)
-            if bytes_max is not None and size >= bytes_max and header.next_offset < to:
-                reached = header.next_offset
-                break
+        read = offset
+        batches = read_batches(self._context, topic, partition, offset, to, reads=reads, once=once)
+        try:
+            async for batch, header, _ in batches:
+                if level == CHECKED:
+                    verify_crc(batch)
+                if header.base_offset >= offset and header.next_offset <= to:
+                    whole.update(header.base_offset.to_bytes(8, "big"))
+                    whole.update(batch_digest(batch, own_index))
+                    records += 0 if header.is_control else header.record_count
+                else:
+                    await in_steps(single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to))
+                    whole.update(b"cut")
+                read = header.next_offset
+                size += len(batch)
+                if size >= YIELD_BYTES:
+                    size = 0
+                    await asyncio.sleep(0)
+        except BatchError:
+            if level != CHECKED or read == offset:
+                raise
+            once = True  # the next reading begins with what cannot be read
+        if once and read > offset:
+            reached = min(to, read)
         return Digest(whole.hexdigest() + single.digest().hex(), records + single.records, reached)
 
-    async def latest(self, topic: TopicInfo, partition: int, until: int, offset: int, to: int) -> Digest:
-        """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``."""
+    async def latest(
+        self,
+        topic: TopicInfo,
+        partition: int,
+        until: int,
+        offset: int,
+        to: int,
+        reads: Reads | None = None,
+        keys_max: int | None = None,
+    ) -> Digest:
+        """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``.
+
+        Raises OperationError, TOO_MANY_KEYS where there are more than ``keys_max``.
+        """
         found = LatestDigest()
         start = await self._context.cluster.log_start(topic.name, partition)
-        async for batch, _, aborted in read_batches(self._context, topic, partition, start, until, read_committed=True):
+        async for batch, _, aborted in read_batches(
+            self._context, topic, partition, start, until, read_committed=True, reads=reads
+        ):
             if not aborted:
                 await in_steps(found.adding(batch, decompressed(batch), start, until))
+            if keys_max is not None and found.keys > keys_max:
+                raise OperationError(TOO_MANY_KEYS, f"{topic.name}-{partition} has more than {keys_max} keys", 503)
         digest, records = found.digest(offset, to)
         return Digest(digest.hex(), records, to)
 
@@ -185,7 +229,7 @@ class Verification(Part):
         if info is None:
             raise BrokerUnavailable(f"{topic} does not exist")
         try:
-            return await self.digest(info, partition, offset, to, CONTENTS, None)
+            return await self.digest(info, partition, offset, to, CONTENTS)
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(str(error)) from error
 
@@ -217,8 +261,11 @@ class Verification(Part):
                     raise LinkRejected("INVALID_REQUEST", "digest.until is missing")
                 found = await self.latest(topic, partition, question.until, offset, to)
             else:
-                found = await self.digest(topic, partition, offset, to, question.level, None)
-        except (OperationError, BatchError, BrokerUnavailable) as error:
+                size = CHUNK_BYTES if question.bytes is None else max(READ_BYTES_MIN, min(question.bytes, CHUNK_BYTES))
+                found = await self.digest(topic, partition, offset, to, question.level, Reads(size))
+        except BatchError as error:
+            raise LinkRejected(UNREADABLE, str(error)) from error
+        except (OperationError, BrokerUnavailable) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         return calls.DigestAnswer(*found)
 

@@ -255,7 +255,7 @@ class SharedLogs:
         """Raises BrokerUnavailable, OperationError, BatchError."""
         found = []
         for (partition, begin, shared), end in zip(tails, ends, strict=True):
-            digest = await self._verification.digest(info, partition, begin, shared, CONTENTS, None)
+            digest = await self._verification.digest(info, partition, begin, shared, CONTENTS)
             found.append(calls.LogTailFound(digest.digest, await self._times(info, partition, shared, end)))
         return found
 

@@ -876,6 +876,8 @@ class Digest(Question[DigestAnswer]):
     """See :mod:`isthmus_plugins.replication.comparison.digests`."""
     until: int | None = field(default=None, metadata=LEFT_OUT)
     """Of the latest records: those before it are looked at."""
+    bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    """So many the range has at the asking end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ COUNTERPARTS: Final = "counterparts"
 """It detaches its end of a pair by the other end's prefix, where that end was detached before."""
 REVERSALS: Final = "reversals"
 """It leads what is handed over to it, and says whether it has handed something over."""
+BACKGROUND_DIGESTS: Final = "background-digests"
+"""It reads no more for a digest than it is asked for, and says which batch it cannot read."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -69,6 +71,7 @@ FEATURES: Final = (
     SHARED_PREFIX,
     COUNTERPARTS,
     REVERSALS,
+    BACKGROUND_DIGESTS,
 )
 
 

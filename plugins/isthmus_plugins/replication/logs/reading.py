@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, FetchPartition, TopicInfo
@@ -20,6 +21,14 @@ READ_RETRY_S: Final = 0.2
 LANE: Final = "verify"
 
 
+@dataclass(slots=True)
+class Reads:
+    """Reads of one purpose: of how many bytes each is at most, and of how many all were that were made."""
+
+    at_once: int
+    bytes: int = 0
+
+
 async def read_batches(
     context: PluginContext,
     topic: TopicInfo,
@@ -28,12 +37,16 @@ async def read_batches(
     to: int,
     read_committed: bool = False,
     lane: str = LANE,
+    reads: Reads | None = None,
+    once: bool = False,
 ) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
     """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
 
     Those of a ``pinned`` topic come from the leader that it names, or not at all.
-    ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
+    ``read_committed``: no further than the last stable offset; else nothing is known to be aborted. ``once``: no
+    further than the first read that has batches of the range.
     """
+    reads = Reads(CHUNK_BYTES) if reads is None else reads
     connection: FetchConnection | None = None
     leader_epoch = topic.partitions[partition].leader_epoch if topic.pinned else -1
     tries = 0
@@ -42,9 +55,10 @@ async def read_batches(
             if connection is None:
                 leader = await context.cluster.leader_of(topic.name, partition)
                 connection = await context.cluster.fetch_connection(-1 if leader is None else leader, lane)
-            asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES, leader_epoch)]
+            asked = [FetchPartition(topic.topic_id, partition, offset, reads.at_once, leader_epoch)]
             wait_max_ms = 0 if read_committed else READ_WAIT_MS
-            (part,) = await connection.fetch(asked, wait_max_ms, CHUNK_BYTES, read_committed)
+            (part,) = await connection.fetch(asked, wait_max_ms, reads.at_once, read_committed)
+            reads.bytes += len(part.records)
             if part.error_code == FENCED_LEADER_EPOCH:
                 moved = f"{topic.name}-{partition} has another leader since it was begun to be read"
                 raise OperationError("BROKER_UNAVAILABLE", moved, 503)
@@ -67,6 +81,8 @@ async def read_batches(
                 return
             yield part.records[start:end], header, is_aborted
             read = header.next_offset
+        if once and read > offset:
+            return
         if read == offset:
             if read_committed or part.high_watermark >= to:
                 return  # the rest are offsets without records

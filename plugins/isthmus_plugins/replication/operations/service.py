@@ -53,6 +53,7 @@ from isthmus_plugins.replication.operations.secret_rotation import SecretRotatio
 from isthmus_plugins.replication.operations.taking_over import TakingOver
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
+from isthmus_plugins.replication.proof.background import BackgroundVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.links import LinkStatuses
@@ -88,6 +89,7 @@ class LinkService(Part):
         told_losses: ToldSourceLosses,
         left_out: LeftOutNames,
         own_transactions: OwnTransactions,
+        background_verification: BackgroundVerification,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
@@ -154,12 +156,13 @@ class LinkService(Part):
             shared_settings,
             told_losses,
             left_out,
+            background_verification,
             lambda: self._promotions.trouble,
             self._kept_settings.of,
             self.consents.waiting,
             self._handing_over.statuses,
         )
-        self._acknowledging = Acknowledging(commands, told_losses)
+        self._acknowledging = Acknowledging(context, commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
         self._modes = LinkModes(
             self._statuses.of,

@@ -2,5 +2,5 @@
 
 Nouns: status (a picture of one moment), observer (who is notified when a state changes).
 
-Builds on: acls, follower, groups, leader, link, partitions, sync.
+Builds on: acls, follower, groups, leader, link, partitions, proof, sync.
 """

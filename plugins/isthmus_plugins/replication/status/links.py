@@ -23,10 +23,12 @@ from isthmus_plugins.replication.link.connection import least_protected
 from isthmus_plugins.replication.link.features import Protection
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
+from isthmus_plugins.replication.proof.background import BackgroundVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.replication.status.mappings import mapping_statuses
 from isthmus_plugins.replication.status.offsets_topics import status_of
+from isthmus_plugins.replication.status.proofs import differing, note_proofs, verified_every, verified_seconds
 from isthmus_plugins.replication.status.source_losses import ToldSourceLosses, note_source_losses
 from isthmus_plugins.replication.status.truncations import note_truncations
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
@@ -68,6 +70,7 @@ class LinkStatuses:
         shared_settings: SharedSettings,
         told_losses: ToldSourceLosses,
         left_out: LeftOutNames,
+        background_verification: BackgroundVerification,
         trouble: Callable[[], str | None],
         settings_kept: Callable[[str], list[str]],
         waiting: Callable[[Link], list[WaitingMapping]],
@@ -91,6 +94,7 @@ class LinkStatuses:
         self._shared_settings = shared_settings
         self._told_losses = told_losses
         self._left_out = left_out
+        self._background_verification = background_verification
         self._trouble = trouble
         self._settings_kept = settings_kept
         self._waiting = waiting
@@ -106,6 +110,7 @@ class LinkStatuses:
         note_led(link, self._sync_partitions.sync_of, partitions)
         state_here, leases = self._context.control.state, self._sync_leases
         note_followed(state_here, link, leases, self._clock, partitions, self._follower_topics.is_new)
+        note_proofs(state_here, self._background_verification, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         holds_new, hindered = self._holds_new(link), self._hindered()
         state = link_state(link, connected, partitions, holds_new)
@@ -119,6 +124,8 @@ class LinkStatuses:
             warned = Hindered(waiting[0].reason, f"{waiting[0].local!r} is not attached: {waiting[0].message}")
         if warned == Hindered() and least is not None and least.protection is Protection.NONE:
             warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(least.peer.get("proxy")))
+        if warned == Hindered() and (found := differing(partitions)) is not None:
+            warned = Hindered(*found)
         if hindered.code is not None and state is LinkState.FOLLOWING:
             state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
@@ -131,6 +138,8 @@ class LinkStatuses:
             mode=link.mode.value,
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
             config=link.config,
+            verify_every_seconds=verified_every(state_here, link),
+            verified_seconds=verified_seconds(partitions),
             state=state,
             reason=warned.code,
             message=warned.message,

@@ -30,12 +30,20 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import Comparison
-from isthmus_plugins.replication.comparison.digests import CONTENTS, LATEST, MARKED, RECORDS, Digest, Verification
+from isthmus_plugins.replication.comparison.digests import (
+    BATCHES,
+    CONTENTS,
+    LATEST,
+    MARKED,
+    RECORDS,
+    Digest,
+    Verification,
+)
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_plugins.replication.logs.reading import Reads, read_batches
 from isthmus_protocol.record_equality import RecordsDigest
 
 CALL_TIMEOUT_S: Final = 60.0
@@ -89,13 +97,15 @@ class SourceReplaced(Exception):
 
 
 class _ContentsComparison(Comparison):
-    """Compares records whatever became of their transactions."""
+    """Compares records whatever became of their transactions, and as they are, whatever their CRCs."""
 
-    async def _local(self, offset: int, to: int, level: str, bytes_max: int | None) -> Digest:
-        return await super()._local(offset, to, CONTENTS if level == RECORDS else level, bytes_max)
+    _whole_level = BATCHES
 
-    async def _far(self, offset: int, to: int, level: str, until: int = 0) -> Digest:
-        return await super()._far(offset, to, CONTENTS if level == RECORDS else level, until)
+    async def _local(self, offset: int, to: int, level: str, reads: Reads, once: bool = False) -> Digest:
+        return await super()._local(offset, to, CONTENTS if level == RECORDS else level, reads, once)
+
+    async def _far(self, offset: int, to: int, level: str, until: int = 0, size: int | None = None) -> Digest:
+        return await super()._far(offset, to, CONTENTS if level == RECORDS else level, until, size)
 
 
 class CommonLog(Part):

@@ -18,8 +18,10 @@ from isthmus_control.commands import CompactFollowerTopic
 from isthmus_control.model import OffsetsCopy, OffsetsForm
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, KafkaRefused, TransactionMarkers
 from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication.comparison import digests
 from isthmus_plugins.replication.comparison.digests import (
     BATCHES,
+    CHECKED,
     CONTENTS,
     LATEST,
     MARKED,
@@ -30,11 +32,12 @@ from isthmus_plugins.replication.comparison.digests import (
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.logs import reading
+from isthmus_plugins.replication.logs.reading import Reads
 from isthmus_protocol.producer_ids import carry
-from isthmus_protocol.records import TRANSACTIONAL_BIT, Compression
+from isthmus_protocol.records import TRANSACTIONAL_BIT, Compression, CorruptBatch
 
 TOPIC, SOURCES_ID = "local-t", 7
-LEVELS = [BATCHES, RECORDS, CONTENTS, MARKED]
+LEVELS = [BATCHES, CHECKED, RECORDS, CONTENTS, MARKED]
 
 
 class Scene:
@@ -56,12 +59,18 @@ class Scene:
         return self.verifications["A"]
 
     async def digest(
-        self, level: str, offset: int = 0, to: int | None = None, of: str = "A", bytes_max: int | None = None
+        self,
+        level: str,
+        offset: int = 0,
+        to: int | None = None,
+        of: str = "A",
+        reads: Reads | None = None,
+        once: bool = False,
     ) -> Digest:
         cluster = self.replicas.a if of == "A" else self.replicas.b
         topic = (await cluster.topics())[TOPIC]
         to = cluster.partition(TOPIC).end if to is None else to
-        return await self.verifications[of].digest(topic, 0, offset, to, level, bytes_max)
+        return await self.verifications[of].digest(topic, 0, offset, to, level, reads, once)
 
     async def latest(self, until: int, offset: int = 0, to: int | None = None, of: str = "A") -> Digest:
         cluster = self.replicas.a if of == "A" else self.replicas.b
@@ -206,7 +215,7 @@ def test_a_digest_that_was_ended_early_says_where_and_the_rest_goes_on_there() -
                 log.write_values(b"%d" % number, bytes(100))
         offset, ends, records = 0, [], 0
         while offset < 18:
-            found = await scene.digest(BATCHES, offset, 18, bytes_max=400)
+            found = await scene.digest(BATCHES, offset, 18, reads=Reads(550), once=True)
             assert found.to > offset
             assert found.digest == (await scene.digest(BATCHES, offset, found.to, "B")).digest
             ends.append(offset := found.to)
@@ -344,7 +353,7 @@ def test_brokers_that_go_away_in_between_change_no_digest() -> None:
                         topic = (await scene.replicas.a.topics())[TOPIC]
                     except BrokerUnavailable:
                         continue
-                assert await scene.verification.digest(topic, 0, 0, 50, level, None) == digest
+                assert await scene.verification.digest(topic, 0, 0, 50, level) == digest
 
     on_logs(work)
 
@@ -374,7 +383,7 @@ def test_a_log_that_cannot_be_read_is_an_error_for_everybody_who_asks() -> None:
         scene.replicas.a.down.add(1)
         for level in LEVELS:
             with pytest.raises(OperationError, match="reading failed") as raised:
-                await scene.verification.digest(topic, 0, 0, 1, level, None)
+                await scene.verification.digest(topic, 0, 0, 1, level)
             assert raised.value.http_status == 503
         with pytest.raises(BrokerUnavailable):
             await scene.verification.digest_of(TOPIC, 0, 0, 1)
@@ -405,8 +414,55 @@ def test_a_damaged_batch_is_an_error_and_no_digest(monkeypatch: pytest.MonkeyPat
             await scene.verification.digest_of(TOPIC, 0, 0, 1)
         for level in LEVELS:
             with pytest.raises(LinkRejected) as refused:
-                await scene.peer().call(calls.Digest(TOPIC, 0, 0, 1, level, None))
-            assert refused.value.code == "READ_FAILED"
+                await scene.peer().call(calls.Digest(TOPIC, 0, 0, 1, level))
+            assert refused.value.code == "BATCH_UNREADABLE"
+
+    on_logs(work)
+
+
+def test_a_batch_that_does_not_match_its_crc_is_no_consumers() -> None:
+    async def work(scene: Scene) -> None:
+        for log in (scene.ours, scene.theirs):
+            log.write_values(b"x", b"y")
+        damaged = bytearray(scene.ours.log[0])
+        damaged[17] ^= 1  # the CRC itself: all else is equal
+        scene.ours.log[0] = bytes(damaged)
+        assert await scene.equal(BATCHES)
+        with pytest.raises(CorruptBatch, match="offset 0"):
+            await scene.digest(CHECKED)
+        with pytest.raises(LinkRejected) as refused:
+            await scene.peer().call(calls.Digest(TOPIC, 0, 0, 2, CHECKED))
+        assert refused.value.code == "BATCH_UNREADABLE"
+        scene.theirs.write_values(b"z")
+        damaged = bytearray(scene.theirs.log[1])
+        damaged[-1] ^= 1
+        scene.theirs.log[1] = bytes(damaged)
+        ended = await scene.digest(CHECKED, 0, 3, "B")
+        assert (ended.to, ended.records) == (2, 2), "before it"
+        assert ended.digest == (await scene.digest(CHECKED, 0, 2, "B")).digest
+
+    on_logs(work)
+
+
+def test_of_a_range_no_more_is_read_than_it_was_said_to_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        monkeypatch.setattr(digests, "READ_BYTES_MIN", 1)
+        for _ in range(20):
+            scene.ours.write_values(bytes(100))
+        reads = Reads(1000)
+        found = await scene.digest(CHECKED, 0, 20, reads=reads, once=True)
+        assert 1000 >= reads.bytes > 700
+        asked: list[int] = []
+        fetch = FakeFetchConnection.fetch
+
+        async def counted(self: Any, *args: Any, **more: Any) -> list[Fetched]:
+            asked.append(args[2])
+            return await fetch(self, *args, **more)
+
+        monkeypatch.setattr(FakeFetchConnection, "fetch", counted)
+        question = calls.Digest(TOPIC, 0, 0, found.to, CHECKED, bytes=reads.bytes)
+        assert (await scene.peer().call(question)).digest == found.digest
+        assert asked == [reads.bytes]
 
     on_logs(work)
 
@@ -417,12 +473,12 @@ def test_a_log_that_is_read_from_one_leader_is_not_read_on_from_the_next() -> No
     async def work(scene: Scene) -> None:
         scene.ours.write_values(b"x")
         topic = (await scene.replicas.a.topics())[TOPIC]._replace(pinned=True)
-        assert (await scene.verification.digest(topic, 0, 0, 1, CONTENTS, None)).records == 1
+        assert (await scene.verification.digest(topic, 0, 0, 1, CONTENTS)).records == 1
         scene.ours.move(1)
         with pytest.raises(OperationError, match="another leader since"):
-            await scene.verification.digest(topic, 0, 0, 1, CONTENTS, None)
+            await scene.verification.digest(topic, 0, 0, 1, CONTENTS)
         again = (await scene.replicas.a.topics())[TOPIC]._replace(pinned=True)
-        assert (await scene.verification.digest(again, 0, 0, 1, CONTENTS, None)).records == 1
+        assert (await scene.verification.digest(again, 0, 0, 1, CONTENTS)).records == 1
 
     on_logs(work)
 
@@ -461,7 +517,7 @@ def test_a_peer_is_told_limits_and_digests_of_what_its_link_has() -> None:
         limits = await peer.call(calls.TopicLimits(TOPIC))
         assert limits == calls.TopicLimitsAnswer((calls.Ends(2, 6, 5),), False)
         for level in LEVELS:
-            answer = await peer.call(calls.Digest(TOPIC, 0, 2, 5, level, None))
+            answer = await peer.call(calls.Digest(TOPIC, 0, 2, 5, level))
             assert Digest(answer.digest, answer.records, answer.to) == await scene.digest(level, 2, 5)
         answer = await peer.call(calls.Digest(TOPIC, 0, 2, 5, LATEST, 5))
         assert Digest(answer.digest, answer.records, answer.to) == await scene.latest(5, 2)
