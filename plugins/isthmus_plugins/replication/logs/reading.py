@@ -23,10 +23,11 @@ LANE: Final = "verify"
 
 @dataclass(slots=True)
 class Reads:
-    """Reads of one purpose: of how many bytes each is at most, and of how many all were that were made."""
+    """Reads of one purpose: of how many bytes each is at most, and how many bytes and batches all had so far."""
 
     at_once: int
     bytes: int = 0
+    batches: int = 0
 
 
 async def read_batches(
@@ -79,6 +80,7 @@ async def read_batches(
                 continue
             if header.base_offset >= to:
                 return
+            reads.batches += 1
             yield part.records[start:end], header, is_aborted
             read = header.next_offset
         if once and read > offset:

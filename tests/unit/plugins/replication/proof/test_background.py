@@ -270,6 +270,7 @@ def test_nothing_is_compared_while_a_partition_catches_up() -> None:
 def test_reading_is_paced_and_both_sides_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "PIECE_BYTES", 2_000)
     monkeypatch.setattr(background, "PIECE_COST", 0)
+    monkeypatch.setattr(background, "BATCH_COST", 0)
     monkeypatch.setattr(background, "BYTES_PER_S", 1_000.0)
     monkeypatch.setattr(digests, "READ_BYTES_MIN", 1)
 
