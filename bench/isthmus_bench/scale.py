@@ -24,7 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -82,6 +82,8 @@ class Plan:
     warm_topics: int = 100
     """Created, attached and deleted before anything is measured."""
     new_topics: int = 5
+    restarts: bool = True
+    """Whether brokers are restarted, which takes most of the time."""
     idle_s: float = 10.0
     """How long it is looked at what proxies take idle."""
 
@@ -116,12 +118,8 @@ class Figure:
     new_topic_max_s: float
     resident_mb: float
     """Of both proxies."""
-    restart_cpu_s: float
-    """While all brokers of the source were restarted, one after the other, beyond what is idle."""
-    restart_s: float
-    restart_source_bytes: int
-    """That the control logs grew by meanwhile."""
-    restart_target_bytes: int
+    restart: RollingRestart | None
+    """Of the source's brokers, CPU beyond what is idle; None: not measured."""
 
     @property
     def attach_ratio(self) -> float:
@@ -268,8 +266,7 @@ class _Scale:
         idle = idle_cpu_s / idle_s
         new = asyncio.run(self._new_topics())
         resident_mb = sum(resident_bytes(proxy.pid) for proxy in self._proxies) / 1e6
-        restart = asyncio.run(self._restart(size))
-        self._say(f"{size} topics: brokers restarted")
+        restart = asyncio.run(self._restart(size, idle)) if self._plan.restarts else None
         return Figure(
             size,
             size * self._plan.partitions,
@@ -283,10 +280,7 @@ class _Scale:
             statistics.median(new),
             max(new),
             resident_mb,
-            _beyond(idle, restart.took_s, restart.cpu_s),
-            restart.took_s,
-            restart.source_bytes,
-            restart.target_bytes,
+            restart,
         )
 
     def _warm_up(self) -> Mapping[str, str]:
@@ -395,16 +389,18 @@ class _Scale:
                 raise ProxyFailed(f"{places[0].topic} and others do not end at {end}:\n{self._log()}")
             await asyncio.sleep(NEW_TOPIC_LOOK_S)
 
-    async def _restart(self, size: int) -> RollingRestart:
+    async def _restart(self, size: int, idle: float) -> RollingRestart:
         """Have the source's brokers restarted, one after the other."""
 
         async def until(client: ClusterClient, places: Sequence[TopicPartition], end: int) -> None:
             await self._until(client, places, end, FOLLOW_TIMEOUT_S)
 
         pids = [proxy.pid for proxy in self._proxies]
-        return await rolling_restart.measure(
+        found = await rolling_restart.measure(
             self._a, self._b, pids, self._places(TOPICS, size), until, FOLLOW_TIMEOUT_S
         )
+        self._say(f"{size} topics: brokers restarted in {found.took_s:.1f} s")
+        return replace(found, cpu_s=_beyond(idle, found.took_s, found.cpu_s))
 
     def _places(self, prefix: str, size: int) -> list[TopicPartition]:
         return [TopicPartition(f"{prefix}{n}", p) for n in range(size) for p in range(self._plan.partitions)]

@@ -24,6 +24,10 @@ def scale(
     version: Annotated[str | None, typer.Option("--version", help="Kafka's version (default: the newest).")] = None,
     partitions: Annotated[int | None, typer.Option("--partitions", min=1, help="Of each topic.")] = None,
     brokers: Annotated[int | None, typer.Option("--brokers", min=1, max=9, help="Of each cluster.")] = None,
+    restarts: Annotated[
+        bool,
+        typer.Option("--restarts/--no-restarts", help="Restart the source's brokers in the end, which takes longest."),
+    ] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Only to see that it works.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables into this file, too.")] = None,
     output: OutputOption = Output.TABLE,
@@ -48,7 +52,7 @@ def scale(
     }
     version = version or DEFAULT_VERSION
     plan = measured.Plan.quick(version) if quick else measured.Plan(version)
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    plan = replace(plan, restarts=restarts, **{name: value for name, value in chosen.items() if value is not None})
     carry_out(
         lambda say: measured.run(plan, say),
         (EmbeddedKafkaError, HTTPError, ProxyFailed),
@@ -121,16 +125,18 @@ def tables(report: Report) -> Iterator[Table]:
         [
             str(each.topics),
             str(each.partitions),
-            number(each.restart_s, 0),
-            number(each.restart_cpu_s, 1),
-            number(each.restart_source_bytes / 1000, 0),
-            number(each.restart_target_bytes / 1000, 0),
-            f"{number(each.restart_cpu_s * 1000 / each.partitions, 2)}, "
-            + number((each.restart_source_bytes + each.restart_target_bytes) / each.partitions, 0),
+            number(restart.took_s, 0),
+            number(restart.cpu_s, 1),
+            number(restart.source_bytes / 1000, 0),
+            number(restart.target_bytes / 1000, 0),
+            f"{number(restart.cpu_s * 1000 / each.partitions, 2)}, "
+            + number((restart.source_bytes + restart.target_bytes) / each.partitions, 0),
         ]
         for each in report.figures
+        if (restart := each.restart) is not None
     ]
-    yield "A rolling restart of the source's brokers", heads, rows
+    if rows:
+        yield "A rolling restart of the source's brokers", heads, rows
     heads = ["target", "limit", "measured", "met"]
     rows = [
         [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus_bench.rolling_restart import RollingRestart
 from isthmus_bench.scale import Figure, Report, growth, verdicts_of
 from isthmus_bench.scale_cli import tables
 
 
-def figure(topics: int, attached_s: float, verified_s: float = 1.0) -> Figure:
+def figure(topics: int, attached_s: float, verified_s: float = 1.0, restarted: bool = True) -> Figure:
+    restart = RollingRestart(60, 6, 90_000, 180_000) if restarted else None
     return Figure(
         topics,
         3 * topics,
@@ -22,10 +24,7 @@ def figure(topics: int, attached_s: float, verified_s: float = 1.0) -> Figure:
         0.8,
         1.5,
         120.0,
-        6.0,
-        60.0,
-        90_000,
-        180_000,
+        restart,
     )
 
 
@@ -50,6 +49,7 @@ def test_targets() -> None:
 def test_the_report_as_tables() -> None:
     figures = [figure(100, 2.0)]
     report = Report("2 cores", "Kafka 4.3.0", figures, list(verdicts_of(figures)))
+    assert len(list(tables(Report("2 cores", "Kafka 4.3.0", [figure(100, 2.0, restarted=False)])))) == 3
     many, each, restart, targets = tables(report)
     assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.17", "1.0", "0.80", "1.50", "120"]]
     assert each[2] == [["100", "120.0", "20.0", "40.0", "10.0", "5.0", "0.100"]]
