@@ -29,7 +29,8 @@ class OpenTransactions:
         """Return when no transaction is open in a topic of a reserved namespace that follows no link.
 
         A namespace that follows has the source's transactions, which only the link ends; what is promoted, or was
-        detached, may still have some, which end before its reservation does.
+        detached, may still have some, which end before its reservation does. What is open where a reversal holds is
+        ended by whoever hands it over, once every proxy refuses more.
         """
         logged = False
         while open_in := await self._open(state):
@@ -68,4 +69,5 @@ class OpenTransactions:
 def _reserved_here(state: ControlState, topic: str) -> bool:
     reservation = state.lookup.topic_reservation(topic)
     promoted = any(contains(*key, topic) for key in state.promotions)
-    return reservation is not None and reservation.link is None and not promoted
+    handed_over = state.lookup.reversing(ResourceType.TOPIC, topic) is not None
+    return reservation is not None and reservation.link is None and not (promoted or handed_over)

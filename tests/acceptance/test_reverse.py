@@ -131,6 +131,9 @@ def test_there_and_back_under_clients_that_write(link: Linked, mode: str) -> Non
     with pytest.raises(KafkaException):
         open_.commit_transaction(30)
 
+    if mode == "synchronous":  # until then consumers of the follower wait
+        until("in sync the first way again", lambda: link.a.link(name)["state"] == "In-Sync")
+        until("and known there", lambda: link.b.link(name)["state"] == "In-Sync")
     for partition in range(2):
         end = link.a.decided_end(topics["A"], partition)
         until("B has all", lambda end=end, partition=partition: link.b.end(topics["B"], partition) == end)
@@ -143,8 +146,6 @@ def test_there_and_back_under_clients_that_write(link: Linked, mode: str) -> Non
     assert found == Counter(value for value, _ in writer.acked), "what was acked, once"
     verdicts = link.a.proxy.cli("verify", name)["partitions"]
     assert all(each["equal"] for each in verdicts if each["topic"] == topics["A"])
-    if mode == "synchronous":
-        until("in sync the first way again", lambda: link.a.link(name)["state"] == "In-Sync")
     # Whoever writes at the wrong side is refused, and what is not led is not reversed there.
     with pytest.raises(ProxyFailed, match="not led"):
         link.b.proxy.cli("link", "reverse", name, "--local", remote)
