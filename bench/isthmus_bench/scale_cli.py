@@ -26,7 +26,7 @@ def scale(
     brokers: Annotated[int | None, typer.Option("--brokers", min=1, max=9, help="Of each cluster.")] = None,
     restarts: Annotated[
         bool,
-        typer.Option("--restarts/--no-restarts", help="Restart the source's brokers in the end, which takes longest."),
+        typer.Option("--restarts/--no-restarts", help="Restart the brokers of the source in the end: takes longest."),
     ] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Only to see that it works.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables into this file, too.")] = None,
