@@ -41,13 +41,13 @@ from isthmus_plugins.api import (
     ResponseHook,
     Verdict,
 )
-from isthmus_plugins.aside import answered_by_size, aside
+from isthmus_plugins.aside import ANSWER_BYTES_AT_ONCE, ANSWER_ELEMENTS_AT_ONCE, answered_by_size, aside
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.held_answers import PLACES_AT_ONCE, HeldAnswers, LargeAnswer
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
-from isthmus_protocol.elements import carried
+from isthmus_protocol.elements import TooManyElements, at_most, carried
 from isthmus_protocol.produce_answers import Place, Writes, refused_in, writes
 from isthmus_protocol.refusals import Refusal
 from isthmus_protocol.schema import ApiKey
@@ -273,10 +273,17 @@ class AckGate:
         leave = self._waiting_leaves[broker_id] = Leave(float("inf"), partial(self._on_known, broker_id))
         return leave
 
-    def _on_known(self, broker_id: int, frame: bytes, now: float) -> ResponseHook:
-        """A request that is like one of before: its only topic is known."""
+    def _on_known(self, broker_id: int, frame: bytes, now: float) -> ResponseHook | None:
+        """A request that is like one of before: its only topic is known. None: it has many partitions of
+        that, so that the hook is asked, in the thread."""
         version = int.from_bytes(frame[6:8], "big")
-        return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
+        if len(frame) <= ANSWER_BYTES_AT_ONCE:  # nearly all: no bound is needed
+            return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
+        try:
+            with at_most(ANSWER_ELEMENTS_AT_ONCE):
+                return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
+        except TooManyElements:
+            return None
 
     def hold(
         self, broker_id: int, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes

@@ -17,7 +17,7 @@ import pytest
 from support.loop_time import LOOP_S_MAX, longest, went_out
 
 from isthmus_plugins.api import Client, Gate, Hold, Leave, Replace, Request, ResponseHook, Verdict
-from isthmus_plugins.aside import decided_aside
+from isthmus_plugins.aside import ANSWER_ELEMENTS_AT_ONCE, decided_aside
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import TOPICS_AT_ONCE, AckGate, Confirmer
 from isthmus_plugins.tasks import Supervision
@@ -119,6 +119,16 @@ def test_requests_like_one_that_waited_wait_without_being_asked_about(acks: Acks
     acks.confirm("a", 0, 11)
     assert isinstance(second, Gate)
     assert second._frame == appended({"a": {0: 8, 1: 40}}, 2)
+
+
+def test_a_request_of_thousands_of_partitions_is_asked_about_whatever_came_before(acks: Acks) -> None:
+    """It is read in the thread then."""
+    _, leave = acks.asked(produced({"a": {0: 1}}))
+    assert leave is not None
+    assert leave.answers is not None
+    few, many = ANSWER_ELEMENTS_AT_ONCE // 2, ANSWER_ELEMENTS_AT_ONCE
+    assert leave.answers(produced({"a": dict.fromkeys(range(few), 1)}).frame, 0.0) is not None
+    assert leave.answers(produced({"a": dict.fromkeys(range(many), 1)}).frame, 0.0) is None
 
 
 def test_leave_to_wait_ends_when_other_topics_count_and_what_was_let_through_waits_still(acks: Acks) -> None:
