@@ -41,14 +41,15 @@ from isthmus_plugins.api import (
     ResponseHook,
     Verdict,
 )
-from isthmus_plugins.aside import aside
+from isthmus_plugins.aside import ANSWER_BYTES_AT_ONCE, ANSWER_ELEMENTS_AT_ONCE, answered_by_size, aside
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
-from isthmus_plugins.held_answers import HeldAnswers
+from isthmus_plugins.held_answers import PLACES_AT_ONCE, HeldAnswers, LargeAnswer
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
-from isthmus_protocol.elements import carried
-from isthmus_protocol.produce_answers import Writes, writes
+from isthmus_protocol.elements import TooManyElements, at_most, carried
+from isthmus_protocol.produce_answers import Place, Writes, refused_in, writes
+from isthmus_protocol.refusals import Refusal
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
@@ -154,12 +155,17 @@ class AckGate:
         self._waiting_leaves: dict[int, Leave] = {}
         """For those whose answers may have to, by the broker that they go to."""
         self._waits = asyncio.Event()
+        self._due = asyncio.Event()
+        """More partitions may be confirmed than were looked at at once."""
+        self._turn = asyncio.Lock()
+        """Whose answer of many partitions is taken."""
         self._idle = asyncio.Event()
         self._idle.set()
         confirmer.bound(self)
 
     def start(self) -> None:
         self._tasks.keep("watch", self._watch_for_ever)
+        self._tasks.keep("look", self._look_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -174,7 +180,9 @@ class AckGate:
         self.held.confirmed(place)
 
     def confirmed_all(self) -> None:
-        self.held.confirmed_all()
+        self.held.any_confirmed()
+        if self.held.look_at_some():
+            self._due.set()
 
     def changed(self) -> None:
         self._concerned.clear()
@@ -183,7 +191,7 @@ class AckGate:
         for leave in (self._leave, *self._waiting_leaves.values()):
             leave.until = float("-inf")
         self._leave, self._waiting_leaves = Leave(float("inf")), {}
-        self.held.confirmed_all()
+        self.confirmed_all()
 
     def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         return self.held.oldest(place, beyond)
@@ -265,20 +273,52 @@ class AckGate:
         leave = self._waiting_leaves[broker_id] = Leave(float("inf"), partial(self._on_known, broker_id))
         return leave
 
-    def _on_known(self, broker_id: int, frame: bytes, now: float) -> ResponseHook:
-        """A request that is like one of before: its only topic is known."""
+    def _on_known(self, broker_id: int, frame: bytes, now: float) -> ResponseHook | None:
+        """A request that is like one of before: its only topic is known. None: it has many partitions of
+        that, so that the hook is asked, in the thread."""
         version = int.from_bytes(frame[6:8], "big")
-        return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
+        if len(frame) <= ANSWER_BYTES_AT_ONCE:  # nearly all: no bound is needed
+            return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
+        try:
+            with at_most(ANSWER_ELEMENTS_AT_ONCE):
+                return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
+        except TooManyElements:
+            return None
 
     def hold(
         self, broker_id: int, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
     ) -> bytes | Gate:
         """See :meth:`~isthmus_plugins.held_answers.HeldAnswers.hold`."""
-        answer = self.held.hold(broker_id, version, written, names, began, frame)
+        answer: bytes | Gate
+        if len(written.records) > PLACES_AT_ONCE:
+            answer = large = self.held.hold_many(written, began, frame, partial(_refused_by_size, version))
+            taken = self._taken(large, broker_id, version, written, names, began, frame)
+            self._tasks.start("take", taken)
+        else:
+            answer = self.held.hold(broker_id, version, written, names, began, frame)
         if isinstance(answer, Gate) and self._idle.is_set():
             self._idle.clear()
             self._waits.set()
         return answer
+
+    async def _taken(
+        self,
+        answer: LargeAnswer,
+        broker_id: int,
+        version: int,
+        written: Writes,
+        names: Mapping[bytes, str],
+        began: float,
+        frame: bytes,
+    ) -> None:
+        """An answer of many partitions: it is read in the thread, and the confirmer asked about some at a time."""
+        try:
+            async with self._turn:
+                results = await aside(peeks.produce_response, version, frame)
+                for _ in self.held.take(answer, broker_id, written, names, began, results):
+                    await asyncio.sleep(0)
+        except Exception as error:  # the session's, which ends
+            self.held.give_up(answer, error)
 
     async def _resolved(self, request: Request, topics: Collection[bytes]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
@@ -311,15 +351,24 @@ class AckGate:
         while True:
             while self.held.waits:
                 await asyncio.sleep(STEP_S)
-                self.look()
+                await self.look()
             self._idle.set()
             await self._waits.wait()
             self._waits.clear()
 
-    def look(self) -> None:
+    async def _look_for_ever(self) -> None:
+        """Go on with what may be confirmed, some partitions at a time."""
+        while True:
+            await self._due.wait()
+            if not self.held.look_at_some():
+                self._due.clear()
+            await asyncio.sleep(0)
+
+    async def look(self) -> None:
         """Answer what has waited for too long; let go what needs to wait no longer."""
-        self.held.expire(self._clock.monotonic())
-        self.held.confirmed_all()  # leaders may have moved
+        for _ in self.held.expire_some(self._clock.monotonic()):
+            await asyncio.sleep(0)
+        self.confirmed_all()  # leaders may have moved
         if self.held.has_unknown_ends:
             self._tasks.start("unknown-ends", self._look_at_unknown_ends())
 
@@ -331,5 +380,12 @@ class AckGate:
             ends = await self._context.cluster.log_ends(list(taken))
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
-        for place, waits in taken.items():
+        for number, (place, waits) in enumerate(taken.items()):
             self.held.ends_read(place, waits, ends.get(place))
+            if number % PLACES_AT_ONCE == PLACES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+
+
+def _refused_by_size(version: int, frame: bytes, refusals: Mapping[Place, Refusal]) -> bytes | Gate:
+    """A Produce answer in which some partitions are refused: a large one is made in the thread."""
+    return answered_by_size(lambda sent: refused_in(version, sent, refusals), frame)

@@ -5,13 +5,16 @@ source in which its broker took the request: what another epoch has at that offs
 latest one that is known, where the broker has led in it since before the request came. One that leads no more, or
 again, and has not heard of it, acks (acks=1) what nobody keeps: its answers are refused. A commit's batch is in the
 offsets topic.
+
+What is about many partitions goes in steps, between which the loop does other things. Each partition is looked at in
+one of them, and counts as what it is then: an answer that came later would find the same.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -26,6 +29,15 @@ from isthmus_protocol.schema import ApiKey
 
 END_NOT_KNOWN: Final = 2**63 - 1
 """Where a batch ends that the broker has, without saying where."""
+PLACES_AT_ONCE: Final = 100
+"""Partitions of one step: a millisecond."""
+LATE_AT_ONCE: Final = 20
+"""The same of those that are refused: each may be an answer of its own, which is encoded again."""
+
+Results = Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]
+"""Of a Produce answer: ``[(topic, [(partition, error code, base offset)])]``."""
+Said = Callable[[bytes, Mapping[Place, Refusal]], "bytes | Gate"]
+"""Makes of a frame and what is refused of it the one that goes out."""
 
 
 class Needs(Protocol):
@@ -88,6 +100,38 @@ class _Answer(Gate):
         return self._refused(self._sent, self._refusals) if self._refusals else self._sent
 
 
+_NOT_TAKEN: Final[TopicPartition] = "", -1
+"""Stands for the partitions of an answer that were not come to yet, so that it does not go out."""
+
+
+class LargeAnswer(_Answer):
+    """One about many partitions, which is taken step by step. What goes out is made behind its gate."""
+
+    __slots__ = ("_error", "_made")
+
+    def __init__(self, frame: bytes, made: Said, transactional: bool, began: float, deadline: float) -> None:
+        super().__init__(frame, lambda frame, refusals: frame, transactional, began, deadline)
+        self._made = made
+        self._error: Exception | None = None
+        self.places[_NOT_TAKEN] = b"", -1
+        self.then(self._goes_out)
+
+    def taken(self) -> None:
+        """All of its partitions are waited for, or need not be."""
+        self.let_go(_NOT_TAKEN)
+
+    def fail(self, error: Exception) -> None:
+        """It cannot be taken: whoever waits for it has the error raised."""
+        self._error = error
+        self.places.clear()
+        self.open(self._sent)
+
+    def _goes_out(self, frame: bytes) -> bytes | Gate:
+        if self._error is not None:
+            raise self._error
+        return self._made(frame, self._refusals) if self._refusals else frame
+
+
 NO_EPOCH: Final = -1
 """Of a partition that is not known yet."""
 FIRST_EPOCH: Final = 0
@@ -124,6 +168,10 @@ class HeldAnswers:
         self._numbers = itertools.count()
         self._waiting: dict[TopicPartition, tuple[list[Wait], list[Wait]]] = {}
         """By partition: heaps of what plain and what transactional producers wait for."""
+        self._due: dict[TopicPartition, None] = {}
+        """Partitions that may be confirmed further, and have not been looked at since that was said."""
+        self._taking = 0
+        """Answers of many partitions that come in steps."""
         self._deadlines: list[tuple[float, int, _Answer]] = []
         self._unknown_ends: dict[TopicPartition, list[Wait]] = {}
         self._late: dict[TopicPartition, Wait] = {}
@@ -142,21 +190,75 @@ class HeldAnswers:
         answer = _Answer(frame, partial(refused_in, version), written.transactional, now, deadline)
         for topic, results in peeks.produce_response(version, frame):
             name = names.get(topic)
+            if name is not None:
+                self._take(answer, broker_id, began, written.records, topic, name, results)
+        return self._held(answer)
+
+    def hold_many(self, written: Writes, began: float, frame: bytes, made: Said) -> LargeAnswer:
+        """The same of an answer about many partitions, which does not go out before :meth:`take` is through.
+
+        ``made``: called on the loop when it goes out, if something is refused of it.
+        """
+        now = self._clock()
+        self._taking += 1
+        deadline = min(began + written.timeout_ms / 1000, now + self._limit_s)
+        return LargeAnswer(frame, made, written.transactional, now, deadline)
+
+    def take(
+        self,
+        answer: LargeAnswer,
+        broker_id: int,
+        written: Writes,
+        names: Mapping[bytes, str],
+        began: float,
+        results: Results,
+    ) -> Iterator[None]:
+        """Have it wait, step by step, for what :meth:`hold` would have it wait for. To be gone through, or
+        :meth:`give_up`, once."""
+        left = PLACES_AT_ONCE
+        for topic, partitions in results:
+            name = names.get(topic)
             if name is None:
                 continue
-            for partition, code, base_offset in results:
-                if code in (0, DUPLICATE_SEQUENCE_NUMBER):
-                    known = code == 0 and base_offset >= 0
-                    end = base_offset + written.records.get((topic, partition), 1) if known else END_NOT_KNOWN
-                    place, named = (name, partition), (topic, partition)
-                    if self._needs.has_led(place, broker_id, began):
-                        self._wait(answer, place, named, end)
-                    elif (
-                        self._needs.confirmed_end(place, self._needs.leader_epoch(place), written.transactional)
-                        is not None
-                    ):
-                        answer.refuse(named, _fenced(place))
-        return self._held(answer)
+            for begin in range(0, len(partitions), PLACES_AT_ONCE):
+                some = partitions[begin : begin + PLACES_AT_ONCE]
+                self._take(answer, broker_id, began, written.records, topic, name, some)
+                left -= len(some)
+                if left <= 0:
+                    yield
+                    left = PLACES_AT_ONCE
+        answer.taken()
+        if answer.places:
+            self._held(answer)
+        self._taking -= 1
+
+    def give_up(self, answer: LargeAnswer, error: Exception) -> None:
+        """It is not taken any further: whoever waits for it has the error raised."""
+        self._taking -= 1
+        answer.fail(error)
+
+    def _take(
+        self,
+        answer: _Answer,
+        broker_id: int,
+        began: float,
+        records: Mapping[Place, int],
+        topic: bytes,
+        name: str,
+        results: Iterable[tuple[int, int, int]],
+    ) -> None:
+        """Have it wait for partitions of one topic."""
+        for partition, code, base_offset in results:
+            if code in (0, DUPLICATE_SEQUENCE_NUMBER):
+                known = code == 0 and base_offset >= 0
+                end = base_offset + records.get((topic, partition), 1) if known else END_NOT_KNOWN
+                place, named = (name, partition), (topic, partition)
+                if self._needs.has_led(place, broker_id, began):
+                    self._wait(answer, place, named, end)
+                elif (
+                    self._needs.confirmed_end(place, self._needs.leader_epoch(place), answer.transactional) is not None
+                ):
+                    answer.refuse(named, _fenced(place))
 
     def hold_commit(
         self, place: TopicPartition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
@@ -182,7 +284,7 @@ class HeldAnswers:
         if kinds is None:
             kinds = self._waiting[place] = ([], [])
         waiting = kinds[answer.transactional]
-        # Whatever is confirmed lets go of what waits for it at once: what ends behind that waits, too.
+        # Whatever is confirmed lets go of what waits for it: what ends behind that waits, too.
         if not waiting or waiting[0].end > end or waiting[0].epoch != epoch:
             confirmed = self._needs.confirmed_end(place, epoch, answer.transactional)
             if confirmed is None or confirmed >= end:
@@ -223,9 +325,24 @@ class HeldAnswers:
                 wait.answer.let_go(place, None if wait.epoch == newest else _fenced(place))
 
     def confirmed_all(self) -> None:
-        """Any partition may be confirmed further, or need less."""
-        for place in list(self._waiting):
+        """Any partition may be confirmed further, or need less: looks at all of them."""
+        self.any_confirmed()
+        while self.look_at_some():
+            pass
+
+    def any_confirmed(self) -> None:
+        """The same, to be looked at by :meth:`look_at_some`."""
+        self._due.update(dict.fromkeys(self._waiting))  # what is due already keeps its turn
+
+    def look_at_some(self) -> bool:
+        """Look at some partitions that may be confirmed further; whether there are more."""
+        for place in list(itertools.islice(self._due, PLACES_AT_ONCE)):
+            self._due.pop(place, None)
             self.confirmed(place)
+            idle = not any(self._waiting.get(place, ()))
+            if idle and place not in self._late and place not in self._unknown_ends:
+                self._waiting.pop(place, None)
+        return bool(self._due)
 
     def take_unknown_ends(self) -> dict[TopicPartition, list[Wait]]:
         """What waits for ends that the broker did not report, of batches that it has: the log's end is enough then."""
@@ -234,12 +351,13 @@ class HeldAnswers:
 
     def ends_read(self, place: TopicPartition, waits: Iterable[Wait], log_end: int | None) -> None:
         """A look at the log that began after ``waits`` were taken found its end there; None: it failed."""
+        kinds = self._waiting.setdefault(place, ([], []))
         for wait in waits:
             if log_end is None:
                 self._unknown_ends.setdefault(place, []).append(wait)
             else:
                 known = wait._replace(end=log_end)
-                heapq.heappush(self._waiting[place][wait.answer.transactional], known)
+                heapq.heappush(kinds[wait.answer.transactional], known)
                 if self._late.get(place) is wait:
                     self._late[place] = known
         if log_end is not None:
@@ -247,29 +365,42 @@ class HeldAnswers:
 
     def expire(self, now: float) -> None:
         """Answer what has waited for as long as its producer does."""
+        for _ in self.expire_some(now):
+            pass
+
+    def expire_some(self, now: float) -> Iterator[None]:
+        """The same, step by step. To be gone through."""
+        left = LATE_AT_ONCE
         while self._deadlines and (not self._deadlines[0][2].places or self._deadlines[0][0] <= now):
             _, _, answer = heapq.heappop(self._deadlines)
             self.unconfirmed += self._lets_go and bool(answer.places)
             for place in list(answer.places):
                 self._note_late(place, answer)
                 answer.let_go(place, None if self._lets_go else self._not_confirmed(place))
+                left -= 1
+                if left <= 0:
+                    yield
+                    left = LATE_AT_ONCE
 
     def _not_confirmed(self, place: TopicPartition) -> Refusal:
         reason = f"{self._name} has not confirmed it"
         return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)
 
     def _note_late(self, place: TopicPartition, answer: _Answer) -> None:
-        waits = (*self._waiting[place][answer.transactional], *self._unknown_ends.get(place, ()))
-        for wait in waits:
+        if place in self._late:
+            return
+        kinds = self._waiting.setdefault(place, ([], []))
+        for wait in (*kinds[answer.transactional], *self._unknown_ends.get(place, ())):
             if wait.answer is answer:
-                self._late.setdefault(place, wait)
+                self._late[place] = wait
+                return
 
     # ---- what others ask ----
 
     @property
     def waits(self) -> bool:
         """Whether some answer may be waiting."""
-        return bool(self._deadlines)
+        return bool(self._deadlines or self._taking)
 
     @property
     def has_unknown_ends(self) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
 
+from isthmus_plugins import held_answers
 from isthmus_plugins.api import Gate
 from isthmus_plugins.cluster import TopicPartition
-from isthmus_plugins.held_answers import HeldAnswers
-from isthmus_protocol import schema
+from isthmus_plugins.held_answers import HeldAnswers, LargeAnswer
+from isthmus_protocol import peeks, schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
-from isthmus_protocol.produce_answers import Place, Writes
+from isthmus_protocol.produce_answers import Place, Writes, refused_in
 from isthmus_protocol.schema import ApiKey
 
 VERSION = 9
@@ -57,7 +60,12 @@ class Sent:
     def frame(self) -> bytes | None:
         if isinstance(self._answer, bytes):
             return self._answer
-        return self._answer._frame
+        frame = self._answer._frame
+        if frame is None or not isinstance(self._answer, LargeAnswer):
+            return frame
+        said = self._answer._goes_out(frame)
+        assert isinstance(said, bytes)
+        return said
 
     @property
     def results(self) -> dict[int, tuple[int, int]] | None:
@@ -85,14 +93,27 @@ class Proxy:
         self, *results: tuple[int, int, int], records: int = 1, transactional: bool = False, broker_id: int = 1
     ) -> Sent:
         """(partition, error code, base offset) of a request with so many records in each partition."""
+        written, frame = self._answer(results, records, transactional)
+        return Sent(self.held.hold(broker_id, VERSION, written, NAMES, self.now, frame))
+
+    def answered_in_steps(self, *results: tuple[int, int, int], records: int = 1) -> tuple[Sent, Iterator[None]]:
+        """The same of an answer that is taken step by step."""
+        written, frame = self._answer(results, records)
+        answer = self.held.hold_many(written, self.now, frame, partial(refused_in, VERSION))
+        results_read = peeks.produce_response(VERSION, frame)
+        return Sent(answer), self.held.take(answer, 1, written, NAMES, self.now, results_read)
+
+    @staticmethod
+    def _answer(
+        results: tuple[tuple[int, int, int], ...], records: int, transactional: bool = False
+    ) -> tuple[Writes, bytes]:
         counts: dict[Place, int] = {(TOPIC, partition): records for partition, _, _ in results}
         entries = [
             {"index": partition, "error_code": code, "base_offset": offset} for partition, code, offset in results
         ]
         values = {"responses": [{"name": "t", "partition_responses": entries}]}
         frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, VERSION), values), 5)
-        written = Writes(-1, transactional, TIMEOUT_MS, counts)
-        return Sent(self.held.hold(broker_id, VERSION, written, NAMES, self.now, frame))
+        return Writes(-1, transactional, TIMEOUT_MS, counts), frame
 
     def confirm(self, partition: int, end: int) -> None:
         self.link.ends["t", partition] = end
@@ -285,3 +306,106 @@ def test_no_answer_ever_goes_out_before_all_of_it_is_confirmed(seed: int) -> Non
     for partition in (0, 1):
         proxy.confirm(partition, ends[partition])
     assert all(sent.results is not None for sent, _ in open_)
+
+
+class Open(NamedTuple):
+    """An answer, and what is true of it."""
+
+    sent: Sent
+    steps: Iterator[None]
+    """Of taking it, as far as that was not done."""
+    ends: dict[int, int]
+    """By partition: where what it acks ends."""
+    began: float
+    epochs: dict[int, int]
+    confirmed: set[int]
+    """Partitions that were confirmed at some time, by a leader of the epoch in which it was asked."""
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_an_answer_in_steps_says_of_each_partition_what_was_true(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is confirmed, late or moved between two steps: acked is what was confirmed, and all goes out once."""
+    monkeypatch.setattr(held_answers, "PLACES_AT_ONCE", 2)
+    monkeypatch.setattr(held_answers, "LATE_AT_ONCE", 1)
+    rng = random.Random(seed)
+    proxy = Proxy()
+    partitions = range(6)
+    ends, confirmed, epochs = [0] * 6, [0] * 6, [0] * 6
+    open_: list[Open] = []
+    gone: dict[int, bytes] = {}
+    late: list[Iterator[None]] = []
+
+    def check() -> None:
+        for number, each in enumerate(open_):
+            for partition, end in each.ends.items():
+                if confirmed[partition] >= end and epochs[partition] == each.epochs[partition]:
+                    each.confirmed.add(partition)
+            frame = each.sent.frame
+            assert number not in gone or frame == gone[number]
+            if frame is None or number in gone:
+                continue
+            gone[number] = frame
+            for partition, (code, _) in (each.sent.results or {}).items():
+                assert code in (0, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT)
+                assert code or partition in each.confirmed
+                assert code != NOT_LEADER_OR_FOLLOWER or epochs[partition] != each.epochs[partition]
+                assert code != REQUEST_TIMED_OUT or proxy.now >= each.began + TIMEOUT_MS / 1000
+
+    def answer() -> None:
+        wanted = {}
+        for partition in rng.sample(partitions, rng.randint(1, 6)):
+            wanted[partition] = ends[partition]
+            ends[partition] += 1
+        results = [(partition, 0, base) for partition, base in wanted.items()]
+        sent, steps = proxy.answered_in_steps(*results) if rng.random() < 0.7 else (proxy.answered(*results), iter(()))
+        lasts = {partition: base + 1 for partition, base in wanted.items()}
+        open_.append(Open(sent, steps, lasts, proxy.now, {partition: epochs[partition] for partition in wanted}, set()))
+
+    def step() -> None:
+        if open_:
+            next(rng.choice(open_).steps, None)
+
+    def confirm() -> None:
+        partition = rng.choice(partitions)
+        confirmed[partition] = rng.randint(confirmed[partition], ends[partition])
+        proxy.link.ends["t", partition] = confirmed[partition]
+        if rng.random() < 0.5:
+            proxy.held.confirmed(("t", partition))
+        else:
+            proxy.held.any_confirmed()
+
+    def expire() -> None:
+        proxy.now += rng.choice((0, 1, TIMEOUT_MS / 1000))
+        late.append(proxy.held.expire_some(proxy.now))
+
+    def move() -> None:
+        partition = rng.choice(partitions)
+        proxy.now += 1
+        epochs[partition] += 1
+        proxy.link.epochs["t", partition] = epochs[partition]
+        proxy.link.leads_since["t", partition] = proxy.now
+        proxy.held.confirmed(("t", partition))
+
+    def look() -> None:
+        proxy.held.look_at_some()
+        if late and next(late[0], late) is late:
+            late.pop(0)
+
+    for _ in range(rng.randint(20, 200)):
+        rng.choices((answer, step, confirm, expire, move, look), (4, 8, 4, 1, 1, 4))[0]()
+        check()
+    for each in open_:
+        for _ in each.steps:
+            check()
+    for steps in late:
+        for _ in steps:
+            check()
+    for partition in partitions:
+        confirmed[partition] = ends[partition]
+        proxy.link.ends["t", partition] = ends[partition]
+    proxy.held.confirmed_all()
+    check()
+    assert len(gone) == len(open_)
+    assert not any(held for kinds in proxy.held._waiting.values() for held in kinds)
+    proxy.held.expire(proxy.now)
+    assert not proxy.held.waits

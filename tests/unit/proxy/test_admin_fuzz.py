@@ -1,5 +1,8 @@
 """Whatever is asked of the admin listener, nobody gets a 500: requests made from its own OpenAPI document, and worse.
 
+schemathesis makes what the document allows, and what it forbids in every other way; a generator of our own knows names
+that exist, so that requests come further, and bodies that are no JSON.
+
 Behind it are a whole replication plugin with a link to another cluster, and the real rules of the control log, on model
 clusters. All of that is there, so nothing answers 503 either but what would ask somebody who is not.
 """
@@ -13,6 +16,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import requests
+import schemathesis
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.admin import MemoryLog, ModelLog, access, make_services
@@ -136,7 +141,7 @@ def _mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Asked:
+def asked_by_us(draw: st.DrawFn) -> Asked:
     """A request to one of the document's operations."""
     path = draw(st.sampled_from(sorted(DOCUMENT["paths"])))
     method = draw(st.sampled_from(sorted(DOCUMENT["paths"][path])))
@@ -154,6 +159,19 @@ def requests(draw: st.DrawFn) -> Asked:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         body = draw(st.one_of(values(schema).map(lambda each: json.dumps(each).encode()), st.sampled_from(ODD_BODIES)))
     return Asked(method.upper(), f"{path}?{'&'.join(query)}", body)
+
+
+def asked_by_schemathesis() -> st.SearchStrategy[Asked]:
+    """The same, and as little is right of half of them as the document leaves room for."""
+    schema = schemathesis.openapi.from_dict(DOCUMENT)
+    return st.one_of([schema.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode]).map(_asked)
+
+
+def _asked(case: schemathesis.Case) -> Asked:
+    sent = requests.Request(**case.as_transport_kwargs(base_url="http://localhost")).prepare()
+    assert sent.method is not None
+    content = sent.body.encode() if isinstance(sent.body, str) else sent.body
+    return Asked(sent.method, sent.path_url, content)
 
 
 def ask_all(asked: list[Asked]) -> list[httpx.Response]:
@@ -206,12 +224,29 @@ def body(path: str, value: Any, method: str = "POST") -> Asked:
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # the request that failed is in the message
 )
-@given(st.lists(requests(), min_size=20, max_size=30))
+@given(st.lists(asked_by_us(), min_size=20, max_size=30))
 @example([body("/v1/links", {"link_name": "x", "remote": remote}) for remote in ODD_TEXTS])
 @example([body("/v1/namespaces", each) for each in ODD_BODIES])
 @example([body("/v1/namespaces", {"prefix": "a", "confirm": None})])
 @example([body("/v1/namespaces/topic/plugins/capture?prefix=app-&wait=false", each) for each in ODD_BODIES])
 def test_no_request_is_an_internal_error(asked: list[Asked]) -> None:
+    check(asked)
+
+
+@pytest.mark.timeout(300 + 2 * EXAMPLES)
+@settings(
+    max_examples=max(1, EXAMPLES // 5),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.reuse, Phase.generate),
+)
+@given(st.lists(asked_by_schemathesis(), min_size=20, max_size=30))
+def test_no_request_of_schemathesis_is_an_internal_error(asked: list[Asked]) -> None:
+    check(asked)
+
+
+def check(asked: list[Asked]) -> None:
+    """Ask all of it: errors are as the document has them, and 503 says that somebody who is asked is not there."""
     for each, answer in zip(asked, ask_all(asked), strict=True):
         assert answer.status_code < 500 or (
             answer.status_code in (503, 504) and answer.json()["code"] == "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from support.flat_events import flat
 from support.sessions import Front, Wire, answer, fetched, fronted, hook, request, run, until
 
-from isthmus_plugins.api import Answer, Gate, Replace, Request
+from isthmus_plugins.api import Answer, Gate, Replace, Request, RequestHook
 from isthmus_plugins.capture.notes import Kind, Note, pack, unpack
 from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.recorder import Recorder
@@ -20,6 +21,7 @@ from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks, schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.produce_scan import ProduceScan
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import BatchHeader
 from isthmus_protocol.schema import ApiKey
@@ -127,6 +129,42 @@ def test_answers_that_are_held_whole_are_told_alike(how: str) -> None:
                 gate.open(frame)
             assert await client.take() == frame
             assert tapped.counts() == counts
+
+    run(main())
+
+
+def test_a_produce_to_thousands_of_topics_that_was_held_is_scanned_in_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, feed = set[int](), ProduceScan.feed
+
+    def noted(scan: ProduceScan, data: bytes) -> None:
+        threads.add(threading.get_ident())
+        feed(scan, data)
+
+    monkeypatch.setattr(ProduceScan, "feed", noted)
+    topics = [f"topic-{number}" for number in range(2_000)]
+    data = [{"name": each, "partition_data": [{"index": 3, "records": batch(0, 2, 1)}]} for each in topics]
+    values = {"acks": -1, "timeout": 1, "topic_data": data}
+
+    async def main() -> None:
+        def asked(request: Request) -> None:
+            peeks.produce_batches(request.version, request.frame)
+
+        async with fronted(RequestHook(ApiKey.PRODUCE, asked, whole=True, pure=True)) as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            for number in (1, 2):
+                client.send(encode_request(build_request(ApiKey.PRODUCE, 9, values), number, "client"))
+                await upstream.take()
+                said = build(schema.response_type(ApiKey.PRODUCE, 9), {"responses": []})
+                upstream.send(encode_response(said, number))
+                await client.take()
+            assert threads
+            assert threading.get_ident() not in threads
+            events = tapped.events()
+            assert [(each.topic, each.partition, each.records) for each in events] == [(t, 3, 2) for t in topics * 2]
+            assert not any(each.partial for each in events)
 
     run(main())
 
