@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -28,16 +28,21 @@ PLACES = {"value": -3, "crc": 17, "attributes": 22, "epoch of the producer": 52,
 """Bytes of a batch: before its end, or from its beginning."""
 
 
-def flip(side: Side, topic: str, index: int, place: int) -> int:
-    """Change a byte of a batch in the file from which the broker serves it; that batch's base offset."""
+def flip(side: Side, topic: str, index: int, place: int) -> tuple[int, Callable[[], None]]:
+    """Change a byte of a batch in the file from which the broker serves it; that batch's base offset, and what changes
+    it back."""
     (segment,) = side.kafka.directory.glob(f"broker-*/data/{topic}-0/*.log")
     start, end, header = list(walk(memoryview(segment.read_bytes())))[index]
-    with segment.open("r+b") as file:
-        at = file.seek(start + place if place >= 0 else end + place)
-        was = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes((was ^ 1,)))
-    return header.base_offset
+
+    def change() -> None:
+        with segment.open("r+b") as file:
+            at = file.seek(start + place if place >= 0 else end + place)
+            was = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes((was ^ 1,)))
+
+    change()
+    return header.base_offset, change
 
 
 def copied(link: Linked, name: str) -> tuple[str, str]:
@@ -62,8 +67,8 @@ def equal(link: Linked, target: str) -> bool:
 def test_a_byte_that_changes_on_either_disk_after_it_was_found_equal_is_told(link: Linked, place: str) -> None:
     (_, here), (there, of_there) = copied(link, "follower"), copied(link, "source")
     until("both are equal", lambda: equal(link, here) and equal(link, of_there), 60)
-    for side, topic in ((link.b, here), (link.a, there)):
-        assert flip(side, topic, DAMAGED, PLACES[place]) == DAMAGED
+    flipped = [flip(side, topic, DAMAGED, PLACES[place]) for side, topic in ((link.b, here), (link.a, there))]
+    assert [offset for offset, _ in flipped] == [DAMAGED, DAMAGED]
     told = {here: "this cluster's log cannot be read", of_there: "the source's log cannot be read"}
     for target, words in told.items():
         until("it is told", lambda target=target: link.b.reason(link.name, target)[0] == "LOGS_DIFFER", 90)
@@ -78,8 +83,8 @@ def test_a_byte_that_changes_on_either_disk_after_it_was_found_equal_is_told(lin
     assert f'isthmus_link_partitions_differing{{link="{link.name}"}} 2.0' in metrics
     assert not link.verify(check=False)["equal"]
 
-    for side, topic in ((link.b, here), (link.a, there)):
-        flip(side, topic, DAMAGED, PLACES[place])
+    for _, change_back in flipped:
+        change_back()
     assert link.b.proxy.cli("link", "acknowledge", link.name)["acknowledged"] == 2
     assert link.b.link(link.name)["reason"] != "LOGS_DIFFER"
     until("both are equal again", lambda: equal(link, here) and equal(link, of_there), 60)

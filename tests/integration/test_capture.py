@@ -14,7 +14,6 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 from support.kafka import unique
 from support.links import Side, until
 
@@ -43,13 +42,7 @@ class Setup(NamedTuple):
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Returns when its leaders know it: until then they refuse what clients write, who send it again."""
         self.side.create_topic(name, partitions)
-        ends = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
-
-        def led() -> bool:
-            asked = self.side.admin(direct=True).list_offsets(ends)
-            return all(answer.result(30).offset == 0 for answer in asked.values())
-
-        until("its leaders know it", led)
+        until("its leaders know it", lambda: all(self.side.end(name, each) == 0 for each in range(partitions)))
 
     def rows(self) -> list[dict[str, Any]]:
         files = sorted(self.directory.rglob(f"*{self.prefix}*/*{SEALED}"))

@@ -47,7 +47,7 @@ BYTES_PER_S: Final = 10_000_000.0
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Of a log, at once: it costs an answer and a question, and is in memory."""
 PIECE_COST: Final = 200_000
-"""What a piece costs beside its bytes, in bytes."""
+"""What a piece costs beside its bytes, in bytes; and to ask where a partition ends that has nothing more."""
 BATCH_COST: Final = 4_000
 """What a batch costs beside its bytes, in bytes: looking at its header."""
 SINGLE_COST: Final = 20
@@ -233,11 +233,15 @@ class BackgroundVerification(Part):
     async def _compare(self, stream: FollowerStream, known: _Known) -> bool:
         """Compare a piece; whether there is more to compare at once."""
         passes = known.passes
+        if not stream.follower_log.end:  # as most of many new topics are: nobody is asked anything
+            passes.reached_end()
+            return False
         try:
             info = await self._ask(stream, known)
         except (BrokerUnavailable, KafkaRefused) as error:
             return self._not_compared(stream, known, str(error))
         if passes.at >= known.stable:
+            self._pace.spend(PIECE_COST, self._clock.monotonic())
             passes.reached_end()
             return False
         comparison = Comparison(
@@ -348,7 +352,8 @@ class BackgroundVerification(Part):
         now_ms = self._now_ms
         found = []
         for stream in self._follower_end.streams():
-            known = self._known_of(stream) if stream.place in self._known else None
+            has_any = stream.place in self._known and stream.follower_log.end
+            known = self._known_of(stream) if has_any else None
             if known is not None and (proof := known.passes.to_record(known.recorded, now_ms)) is not None:
                 found.append((stream, known, proof))
         for begin in range(0, len(found), RECORDED_AT_ONCE):

@@ -19,7 +19,6 @@ from isthmus_control.commands import (
     CreateLink,
     DetachNamespace,
     MergeLink,
-    RaiseLevel,
     SetFollowerTopic,
 )
 from isthmus_control.levels import STALE_READS
@@ -55,7 +54,7 @@ class Scene:
         self.reads.has_all_since = lambda topic, topic_id, partition: self.leases.get(partition)
         self.control.subscribe(self.reads.control_changed)
         self.written = 0
-        self.apply(RaiseLevel(STALE_READS))
+        assert self.control.state.level >= STALE_READS
         self.apply(CreateLink("l", LINK_ID, "A", False, ("a:1",)))
         self.apply(AttachNamespace("l", TOPIC, "r-", "l-", Role.FOLLOWER, create_missing=True))
         followed = SetFollowerTopic("l", "r-t", "l-t", T_ID, TopicState.CREATING)

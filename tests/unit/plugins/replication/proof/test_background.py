@@ -100,6 +100,30 @@ def test_what_follows_is_compared_to_its_end_and_on_and_that_is_shown_and_record
     on_a_link(work)
 
 
+def test_what_has_nothing_costs_nothing() -> None:
+    """There are thousands of new topics."""
+
+    async def work(two: Two) -> None:
+        asked = list[str]()
+        end_of = two.b.context.cluster.last_stable_offset
+
+        async def last_stable_offset(topic: str, partition: int) -> int:
+            asked.append(topic)
+            return await end_of(topic, partition)
+
+        two.b.context.cluster.last_stable_offset = last_stable_offset  # type: ignore[method-assign]
+        source, _ = await copied(two, 0)
+        await slowly("it follows", lambda: bool(two.b.status().partitions))
+        await whole(two)
+        await asyncio.sleep(2 * background.RECORD_S)
+        assert (asked, recorded(two), shown(two).equal_until) == ([], None, 0)
+        source.write_values(b"first")
+        await equal(two, 1)
+        assert set(asked) == {"r-t"}
+
+    on_a_link(work)
+
+
 @pytest.mark.parametrize("side", ["A", "B"])
 @pytest.mark.parametrize("what", ["value", "crc", "length"])
 def test_a_byte_that_changed_after_it_was_equal_is_told(side: str, what: str) -> None:
