@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,6 +57,9 @@ class ControlApi(Protocol):
 
     async def append(self, body: Body) -> Outcome:
         """Append a command and return what came of it. Retried until it is known."""
+
+    async def append_all(self, bodies: Sequence[Body]) -> Sequence[Outcome]:
+        """Append commands in this order, without waiting in between, and return what came of them."""
 
     async def enforced(self, offset: int) -> None:
         """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ class Control:
             return await self._log.append(body)
         except PeerFault as error:
             raise BrokerUnavailable(str(error)) from error
+
+    async def append_all(self, bodies: Sequence[Body]) -> Sequence[Outcome]:
+        """Append commands in this order, and return what came of them. Raises BrokerUnavailable: any may count."""
+        # Each of these stands in line to be written before the next one begins.
+        return await asyncio.gather(*map(self.append, bodies))
 
     async def enforced(self, offset: int) -> None:
         """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""

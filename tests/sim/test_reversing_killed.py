@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,6 +47,9 @@ class Own:
         self.append = append
         self._subscribers: list[Callable[[ControlState], None]] = []
         shared.subscribe(self._changed)
+
+    async def append_all(self, bodies: Sequence[Body]) -> list[Any]:
+        return [await self.append(body) for body in bodies]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shared, name)

@@ -812,6 +812,9 @@ class FakeControl:
             raise BrokerUnavailable("the control log did not answer")
         return outcome
 
+    async def append_all(self, bodies: Sequence[Body]) -> Sequence[Outcome]:
+        return [await self.append(body) for body in bodies]
+
     async def enforced(self, offset: int) -> None:
         await asyncio.sleep(0.01)
 

@@ -180,10 +180,9 @@ class FollowerTopics(Part):
 
         answered = dict(await some_at_once(AT_ONCE, prepared, question.topics))
         ready = {topic: each.local for topic, each in answered.items() if each.local is not None}
-        await self._note_source_log(link_name, question, ready)
         changed = [each.local for each in answered.values() if each.changed and each.local is not None]
-        if changed:
-            topics = {**topics, **await self._with_leaders(changed)}
+        led, _ = await asyncio.gather(self._with_leaders(changed), self._note_source_log(link_name, question, ready))
+        topics = {**topics, **led}
         return calls.PrepareTopicsAnswer({topic: each.answer(topics) for topic, each in answered.items()})
 
     def _locals(self, link_name: str, wanted: Iterable[calls.WantedTopic]) -> set[str]:
@@ -433,7 +432,7 @@ class FollowerTopics(Part):
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
             old = {partition: end for partition, end in ends.items() if partition < there}
             await self._close_before(record.link, record.source_topic_id, existing, old)
-            await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
+            await self._append(_opened(record.link, record.topic, existing.topic_id, ends))
         return there < partitions or found is not seen
 
     def _is_recent(self, record: FollowerTopic) -> bool:
@@ -451,8 +450,7 @@ class FollowerTopics(Part):
                 raise
             topic_id = await self._create_replicated(wanted, local, alive)
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
-        await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
-        await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
+        await self._follows(link_name, wanted, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
 
     async def _create_replicated(self, wanted: calls.WantedTopic, local: str, factor: int) -> bytes:
         configs = await self.settings.wanted(local, wanted.configs or {}, factor)
@@ -523,8 +521,7 @@ class FollowerTopics(Part):
             raise without
         self.settings.has_without(local, refused)
         await self._close_before(link_name, wanted.topic_id, existing, ends)
-        await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
-        await self._open_provenance(link_name, local, existing.topic_id, ends)
+        await self._follows(link_name, wanted, local, existing.topic_id, ends)
 
     async def plan(
         self,
@@ -667,7 +664,29 @@ class FollowerTopics(Part):
         topic_id: bytes | None = None,
         reason: Reason | None = None,
     ) -> None:
-        body = SetFollowerTopic(
+        body = self._is(link_name, wanted, local, topic_state, topic_id, reason)
+        known = self._context.control.state.follower_topics.get(local)
+        # What brokers refuse to make is tried again and again: what is meant is recorded once.
+        if known is None or topic_state is not TopicState.CREATING or not topic_plans.is_intent(known, body):
+            await self._append(body)
+
+    async def _follows(
+        self, link_name: str, wanted: calls.WantedTopic, local: str, topic_id: bytes, ends: Mapping[int, int]
+    ) -> None:
+        """Record that a topic follows, from the ends of its partitions' logs on."""
+        follows = self._is(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
+        await self._append(follows, _opened(link_name, local, topic_id, ends))
+
+    def _is(
+        self,
+        link_name: str,
+        wanted: calls.WantedTopic,
+        local: str,
+        topic_state: TopicState,
+        topic_id: bytes | None = None,
+        reason: Reason | None = None,
+    ) -> SetFollowerTopic:
+        return SetFollowerTopic(
             link_name,
             local,
             wanted.topic,
@@ -677,24 +696,19 @@ class FollowerTopics(Part):
             reason,
             self.settings.to_record(local, wanted.configs or {}),
         )
-        known = self._context.control.state.follower_topics.get(local)
-        # What brokers refuse to make is tried again and again: what is meant is recorded once.
-        if known is None or topic_state is not TopicState.CREATING or not topic_plans.is_intent(known, body):
-            await self._append(body)
 
-    async def _open_provenance(self, link_name: str, local: str, topic_id: bytes, offsets: Mapping[int, int]) -> None:
-        text = str(uuid.UUID(bytes=topic_id))
-        await self._append(
-            OpenProvenance(
-                link_name,
-                tuple(PartitionOffset(local, text, partition, offset) for partition, offset in offsets.items()),
-            )
-        )
+    async def _append(self, *bodies: Body) -> None:
+        """Record these, in this order. Raises Refusal for the first that is refused."""
+        for outcome in await self._context.control.append_all(bodies):
+            if isinstance(outcome, Rejected):
+                raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
 
-    async def _append(self, body: Body) -> None:
-        outcome = await self._context.control.append(body)
-        if isinstance(outcome, Rejected):
-            raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
+
+def _opened(link_name: str, local: str, topic_id: bytes, offsets: Mapping[int, int]) -> OpenProvenance:
+    text = str(uuid.UUID(bytes=topic_id))
+    return OpenProvenance(
+        link_name, tuple(PartitionOffset(local, text, partition, offset) for partition, offset in offsets.items())
+    )
 
 
 def _is_led(topic: TopicInfo) -> bool:

@@ -15,7 +15,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
-from isthmus_plugins.replication.leader.target_topics import HoldsFromFirst, PreparedTopic, TargetTopics
+from isthmus_plugins.replication.leader.target_topics import Begins, HoldsFromFirst, PreparedTopic, TargetTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -83,10 +83,11 @@ class Discovery:
         found: Callable[[Topics], bool],
         prepared: Callable[[Collection[LinkPartition]], None],
         holds_from_first: HoldsFromFirst,
+        begins: Begins,
     ) -> None:
         """``found`` is called after each look, with the topics of the cluster, none where this proxy leads nothing; it
         says whether all that is led is pushed. ``prepared`` is called with led partitions of which a target has said
-        something in between."""
+        something in between. ``begins``: see :class:`TargetTopics`."""
         self._context = context
         self._found = found
         self._prepared = prepared
@@ -94,7 +95,7 @@ class Discovery:
         self._changed, self._looked = asyncio.Event(), asyncio.Event()
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(
-            context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first
+            context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first, begins
         )
         self._error: str | None = None
         self._shares: dict[tuple[str, str], _Share] = {}

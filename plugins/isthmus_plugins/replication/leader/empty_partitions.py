@@ -1,4 +1,7 @@
-"""Which led partitions had nothing in them when that was read last: whoever follows them lacks nothing of them."""
+"""Where the logs of led partitions ended when that was read last, as a target was asked to make their topics.
+
+Whoever follows one that had nothing lacks nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class EmptyPartitions:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._clock = context.clock
-        self._known: dict[tuple[bytes, int], tuple[bool, float]] = {}
-        """By topic id and partition: whether it was empty, and when that was asked (monotonic seconds)."""
+        self._known: dict[tuple[bytes, int], tuple[int, float]] = {}
+        """By topic id and partition: where its log ended, and when that was asked (monotonic seconds)."""
 
     async def read(self, topics: Iterable[TopicInfo]) -> None:
         """Ask for all partitions of some topics; what cannot be read now is not known. Raises BrokerUnavailable."""
@@ -29,9 +32,14 @@ class EmptyPartitions:
             (topic.name, each): (topic.topic_id, each) for topic in topics for each in range(len(topic.partitions))
         }
         ends = await self._context.cluster.log_ends(places) if places else {}
-        self._known |= {places[place]: (end == 0, now) for place, end in ends.items()}
+        self._known |= {places[place]: (end, now) for place, end in ends.items()}
+
+    def end(self, topic_id: bytes, partition: int) -> int | None:
+        """Where a partition's log ended just now; None: that was not read lately."""
+        end, read_at = self._known.get((topic_id, partition), (None, float("-inf")))
+        return end if self._clock.monotonic() - read_at < KNOWN_S else None
 
     def said(self, topic_id: bytes, partition: int) -> bool | None:
-        """Whether a partition was empty just now; None: it was not read lately."""
-        empty, read_at = self._known.get((topic_id, partition), (False, float("-inf")))
-        return empty if self._clock.monotonic() - read_at < KNOWN_S else None
+        """Whether a partition was empty just now; None: that was not read lately."""
+        end = self.end(topic_id, partition)
+        return None if end is None else end == 0

@@ -99,7 +99,12 @@ class LeaderEnd(Part):
         self._origins_seen: Mapping[str, TopicOrigins] = {}
         self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(
-            context, peers, self._reconcile, self._open_missing, lambda *asked: self.holds_from_first(*asked)
+            context,
+            peers,
+            self._reconcile,
+            self._open_missing,
+            lambda *asked: self.holds_from_first(*asked),
+            self._origins.begin,
         )
         self.holds_from_first: HoldsFromFirst = not_joined
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined

@@ -9,16 +9,21 @@ knows as well (``follower/origins.py``): who has read a batch and has a lease kn
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 
 from isthmus_control.commands import TermStart
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicState
 from isthmus_control.origins import PartitionOrigins, at
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls, features, histories
+from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.histories import EpochSeen
 from isthmus_plugins.replication.link.own_logs import Begun, OwnLogs, Seen
 from isthmus_plugins.tasks import Tasks
@@ -30,18 +35,29 @@ class LeaderOrigins:
 
     def __init__(self, context: PluginContext, tasks: Tasks) -> None:
         self._context = context
+        self._tasks = tasks
         self._own = OwnLogs(context, tasks)
+
+    def begin(self, connection: LinkConnection, begun: Sequence[Begun]) -> None:
+        """Streams of these partitions are about to be opened: record together that this cluster writes there."""
+        begun = [each for each in begun if not self._is_followed(each.topic, each.topic_id)]
+        if begun and self._are_told(connection):
+            self._tasks.start("begin-terms", self._begin(begun))
+
+    async def _begin(self, begun: Sequence[Begun]) -> None:
+        with suppress(BrokerUnavailable, KafkaRefused):  # as a stream opens it is done again, and told
+            await asyncio.gather(*map(self._own.begin_term, begun))
+
+    def _are_told(self, connection: LinkConnection) -> bool:
+        """Whether followers behind a connection record where records come from."""
+        return self._context.control.state.level >= ORIGINS and features.ORIGINS in connection.peer_features
 
     async def opening(self, stream: LeaderStream) -> calls.Origins | None:
         """Record what is due before a stream is opened; what the follower is told. None: it is not told.
 
         Raises BrokerUnavailable, KafkaRefused.
         """
-        if (
-            self._context.control.state.level < ORIGINS
-            or stream.copy is not None  # in another form it is another log
-            or features.ORIGINS not in stream.connection.peer_features
-        ):
+        if stream.copy is not None or not self._are_told(stream.connection):  # in another form it is another log
             return None
         cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
         log = await cluster.log_start(topic, partition), await cluster.log_end(topic, partition)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
+from isthmus_control.commands import TermStart
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
@@ -18,6 +19,7 @@ from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.own_logs import Begun
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import IN_SYNC_MIN, is_compacted
 from isthmus_plugins.tasks import Tasks
@@ -38,6 +40,8 @@ CALLS_AT_ONCE: Final = 3
 HoldsFromFirst: TypeAlias = Callable[[str, TopicInfo | None], bool]
 """Whether acks of some partitions of a topic, or (None) of topics to come, wait for a link from their first record on,
 and no lease has told its other side yet that it has what was acked."""
+Begins: TypeAlias = Callable[[LinkConnection, Sequence[Begun]], None]
+"""Over a connection partitions are about to be pushed, whose logs end there now. Does not wait."""
 NOT_READY: Final = calls.PreparedTopic(False)
 """Of a topic that the target says nothing of."""
 
@@ -116,9 +120,10 @@ class TargetTopics:
         wake: Callable[[], None],
         answered: Callable[[str, Collection[str]], None],
         holds_from_first: HoldsFromFirst,
+        begins: Begins,
     ) -> None:
         """``wake`` is called when there is more to ask. ``answered`` is called with a link and topics when its target
-        has said something of these."""
+        has said something of these. ``begins`` is called as a target is asked for topics that it may lack."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -127,6 +132,7 @@ class TargetTopics:
         self._wake = wake
         self._answered = answered
         self._holds_from_first = holds_from_first
+        self._begins = begins
         self._preparing: dict[str, _Preparing] = {}
         self._unprepared = RarelyEach(_log_unprepared)
         """By link: over each connection all are asked for anew."""
@@ -246,6 +252,7 @@ class TargetTopics:
         requests = await self._with_ends(
             link_name, preparing, wanted, await self._requests(link_name, preparing, wanted)
         )
+        self._begins(connection, list(self._begun(link_name, wanted)))
         preparing.sent |= {each.topic: each.configs for each in requests if each.configs is not None}
         truncating = self._context.control.state.truncations
         question = calls.PrepareTopics(
@@ -349,6 +356,16 @@ class TargetTopics:
         """Whether the target has not said that it has all partitions of a topic."""
         known = self.prepared.get((link_name, info.name))
         return known is None or not known.ready or len(known.leaders) < len(info.partitions)
+
+    def _begun(self, link_name: str, wanted: Wanted) -> Iterator[Begun]:
+        """The partitions that are this proxy's to push, of those that the target may have to make."""
+        for mapping, info in wanted.values():
+            if mapping.offsets is None and self._lacks_partitions(link_name, info):
+                topic_id = str(uuid.UUID(bytes=info.topic_id))
+                for partition, (leader, epoch, *_) in enumerate(info.partitions):
+                    end = self.empty.end(info.topic_id, partition)
+                    if end is not None and self._context.fronts(leader):
+                        yield Begun(info.name, topic_id, partition, TermStart(end, epoch))
 
     def _empty(self, info: TopicInfo) -> tuple[int, ...] | None:
         found = (each for each in range(len(info.partitions)) if self.empty.said(info.topic_id, each))

@@ -88,7 +88,9 @@ class Scene:
         self.all_pushed = False
         self.prepared: list[LinkPartition] = []
         """Of which a target has said something in between."""
-        self.discovery = Discovery(context, peers, self.found, self.note, lambda link_name, topic: False)
+        self.discovery = Discovery(
+            context, peers, self.found, self.note, lambda link_name, topic: False, lambda *begun: None
+        )
 
     def link(self, **attached: Any) -> None:
         """What is attached from now on."""

@@ -10,7 +10,7 @@ from support.fake_cluster import FakeFetchConnection
 from support.partition_log import batch
 from support.replicas import LINK, Replicas, on_replicas, records_of
 
-from isthmus_control.commands import AlterLink
+from isthmus_control.commands import AlterLink, BeginTerm, OpenProvenance, TermStart
 from isthmus_control.model import LinkMode
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import Fetched, TransactionMarkers
@@ -34,6 +34,26 @@ async def stopped(replicas: Replicas, code: str) -> module.Stopped:
 def acked(replicas: Replicas) -> int | None:
     alone = replicas.ends["A"].leader.lag_without_stream.of(KEY)
     return alone.acked if alone is not None else None
+
+
+def test_terms_of_a_new_topic_are_recorded_together_while_the_target_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        topic = replicas.a.add_topic("local-t", 3)
+        commands = {name: replicas.controls[name].commands for name in "AB"}
+
+        def begun() -> list[BeginTerm]:
+            return [each for each in commands["A"] if isinstance(each, BeginTerm)]
+
+        await replicas.until("its terms are recorded", begun)
+        assert not any(isinstance(each, OpenProvenance) for each in commands["B"]), "the target has not made it yet"
+        topic.partitions[1].write_values(b"a")
+        await replicas.until("copied", replicas.equal)
+        (terms,) = begun()
+        assert [(each.topic, dict(each.starts)) for each in terms.topics] == [
+            ("local-t", dict.fromkeys(range(3), TermStart(0, 0)))
+        ]
+
+    on_replicas(monkeypatch, work)
 
 
 def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
