@@ -339,12 +339,19 @@ class Downstream(Peer):
                 pending.append((correlation_id, route, arrived, on_response, None))
                 route.requests += 1
                 note = route.note
-                if note is None or size <= TAP_BYTES:
+                if note is None:
                     self._upstream.send(data)
-                    if note is not None:
-                        note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, data))
+                elif size <= TAP_BYTES:
+                    self._upstream.send(data)
+                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, data))
                 else:
-                    self._send_noted(route, correlation_id, arrived, data)
+                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, data[:TAP_BYTES]))
+                    taken = self._scan(route, correlation_id, arrived, data, 0, size)
+                    self._upstream.send(data if taken == size else data[:taken])
+                    if taken < size:
+                        self._streaming = size - taken
+                        self._writing = route.is_write
+                        self._take_later(data[taken:])
                 if len(pending) > self._in_flight_max:
                     self.throttle()
                 if route.requests % PROXY_TIME_EACH == 1:
@@ -356,19 +363,6 @@ class Downstream(Peer):
             if self._counted:
                 self._uncount()
             self.session.stranger.take(data)
-
-    def _send_noted(self, route: Route, correlation_id: int, arrived: float, data: bytes) -> None:
-        """Forward a request that is larger than what is noted of it."""
-        self._note(route, arrived, data)
-        size = len(data)
-        taken = self._scan(route, correlation_id, arrived, data, 0, size)
-        if taken == size:
-            self._upstream.send(data)
-            return
-        self._upstream.send(data[:taken])
-        self._streaming = size - taken
-        self._writing = route.is_write
-        self._take_later(data[taken:])
 
     def _take_later(self, data: bytes) -> None:
         """Take the rest of what has come when the loop has done other things. It begins within a frame."""
@@ -653,7 +647,7 @@ class Downstream(Peer):
 
         How many of its bytes may be forwarded in this step of the loop."""
         assert route.tap is not None
-        produces = self._tapped_produces()
+        produces = self._produces or self._tapped_produces()
         taken = produces.begin(route.tap, route.key, correlation_id, arrived, data, start, end)
         self._scanning = produces.wants_more and taken < end - start
         return taken

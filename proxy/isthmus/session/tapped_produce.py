@@ -75,7 +75,7 @@ class TappedProduces:
     def take_whole(self, tap: Tap, key: int, correlation_id: int, at: float, frame: bytes) -> None:
         """Take a request that was noted."""
         ahead, self._ahead = self._ahead, None
-        if not self._wanted(tap, key, correlation_id, at, frame, 0):
+        if frame.startswith(self._lone_head, _BEHIND_IDS) or not self._wanted(tap, key, correlation_id, at):
             return
         if ahead is None or ahead[0] is not frame:
             left, self._left = self._left, self._elements_max  # whoever let it pass has looked at each of them
@@ -93,7 +93,8 @@ class TappedProduces:
         How many bytes were taken. The others are to be fed when the loop has done other things.
         """
         self.wants_more = False
-        if not self._wanted(tap, key, correlation_id, at, data, start):
+        # Nearly all are of one partition, and like one before: no call is made for these.
+        if data.startswith(self._lone_head, start + _BEHIND_IDS) or not self._wanted(tap, key, correlation_id, at):
             return min(end, len(data)) - start
         if at != self._at:
             self._at, self._left = at, UNITS_AT_ONCE
@@ -107,10 +108,8 @@ class TappedProduces:
 
     # ---- of either ----
 
-    def _wanted(self, tap: Tap, key: int, correlation_id: int, at: float, data: bytes, start: int) -> bool:
-        """Whether partitions of the request that begins there are to be told of."""
-        if data.startswith(self._lone_head, start + _BEHIND_IDS):
-            return False
+    def _wanted(self, tap: Tap, key: int, correlation_id: int, at: float) -> bool:
+        """Whether partitions of a request are to be told of."""
         self._tap, self._key, self._correlation_id, self._found = tap, key, correlation_id, 0
         return tap.wants_parts(self._session, at, correlation_id)
 
