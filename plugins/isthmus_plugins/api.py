@@ -317,11 +317,12 @@ class Tap(Protocol):
     def wants_parts(self, session: int, at: float, correlation_id: int) -> bool:
         """Whether to look for the partitions of a request, or of its answer. ``at``: when it was forwarded."""
 
-    def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
-        """All partitions of a Produce request that has several, or of the answer to a Fetch.
+    def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition], total: int) -> None:
+        """Partitions of a Produce request that has several, or of the answer to a Fetch: the next ones of them.
 
-        Called where it has more bytes than :data:`TAP_BYTES`, and ``wants_parts`` said so. Of an answer: after its
-        first bytes, and before the next answer."""
+        ``total``: how many there are, with the last ones; 0 before. Called where it has more bytes than
+        :data:`TAP_BYTES`, and ``wants_parts`` said so. After its first bytes, and before the next request, or answer,
+        of its session."""
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that waited at a gate goes out."""

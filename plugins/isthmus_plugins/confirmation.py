@@ -156,7 +156,7 @@ class AckGate:
         """For those whose answers may have to, by the broker that they go to."""
         self._waits = asyncio.Event()
         self._due = asyncio.Event()
-        """More partitions may be confirmed than were looked at at once."""
+        """More may be confirmed than was let go at once."""
         self._turn = asyncio.Lock()
         """Whose answer of many partitions is taken."""
         self._idle = asyncio.Event()
@@ -177,7 +177,8 @@ class AckGate:
     # ---- for the confirmer ----
 
     def confirmed(self, place: TopicPartition) -> None:
-        self.held.confirmed(place)
+        if self.held.confirmed(place):
+            self._due.set()
 
     def confirmed_all(self) -> None:
         self.held.any_confirmed()
@@ -357,7 +358,7 @@ class AckGate:
             self._waits.clear()
 
     async def _look_for_ever(self) -> None:
-        """Go on with what may be confirmed, some partitions at a time."""
+        """Go on with what may be confirmed, some partitions and answers at a time."""
         while True:
             await self._due.wait()
             if not self.held.look_at_some():
@@ -381,9 +382,12 @@ class AckGate:
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
         for number, (place, waits) in enumerate(taken.items()):
-            self.held.ends_read(place, waits, ends.get(place))
+            for _ in self.held.ends_read(place, waits, ends.get(place)):
+                await asyncio.sleep(0)
             if number % PLACES_AT_ONCE == PLACES_AT_ONCE - 1:
                 await asyncio.sleep(0)
+        if self.held.look_at_some():
+            self._due.set()
 
 
 def _refused_by_size(version: int, frame: bytes, refusals: Mapping[Place, Refusal]) -> bytes | Gate:

@@ -6,8 +6,9 @@ latest one that is known, where the broker has led in it since before the reques
 again, and has not heard of it, acks (acks=1) what nobody keeps: its answers are refused. A commit's batch is in the
 offsets topic.
 
-What is about many partitions goes in steps, between which the loop does other things. Each partition is looked at in
-one of them, and counts as what it is then: an answer that came later would find the same.
+What is about many partitions, and many answers that may go at once, go in steps, between which the loop does other
+things. Each partition is looked at in one of them, and counts as what it is then: an answer that came later would find
+the same.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ END_NOT_KNOWN: Final = 2**63 - 1
 """Where a batch ends that the broker has, without saying where."""
 PLACES_AT_ONCE: Final = 100
 """Partitions of one step: a millisecond."""
+ANSWERS_AT_ONCE: Final = 500
+"""Answers of one step that are told the end of a log, or taken off the list of those that wait."""
 LATE_AT_ONCE: Final = 20
 """The same of those that are refused: each may be an answer of its own, which is encoded again."""
+_COSTS_REFUSED: Final = PLACES_AT_ONCE // LATE_AT_ONCE
 
 Results = Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]
 """Of a Produce answer: ``[(topic, [(partition, error code, base offset)])]``."""
@@ -93,6 +97,11 @@ class _Answer(Gate):
     def refuse(self, named: Place, refusal: Refusal) -> None:
         """Have the answer say so of a partition, as the frame calls it."""
         self._refusals[named] = refusal
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether something is refused of it."""
+        return bool(self._refusals)
 
     @property
     def says(self) -> bytes:
@@ -170,6 +179,8 @@ class HeldAnswers:
         """By partition: heaps of what plain and what transactional producers wait for."""
         self._due: dict[TopicPartition, None] = {}
         """Partitions that may be confirmed further, and have not been looked at since that was said."""
+        self._left = PLACES_AT_ONCE
+        """So much may be let go before the loop does other things."""
         self._taking = 0
         """Answers of many partitions that come in steps."""
         self._deadlines: list[tuple[float, int, _Answer]] = []
@@ -298,8 +309,19 @@ class HeldAnswers:
 
     # ---- what lets answers go ----
 
-    def confirmed(self, place: TopicPartition) -> None:
-        """More of a partition is confirmed, or less must be, or its leader changed."""
+    def confirmed(self, place: TopicPartition) -> bool:
+        """More of a partition is confirmed, or less must be, or its leader changed.
+
+        Whether :meth:`look_at_some` is to be called, as more may go than goes at once.
+        """
+        if self._left > 0:
+            self._look_at(place)
+        else:
+            self._due[place] = None
+        return bool(self._due)
+
+    def _look_at(self, place: TopicPartition) -> None:
+        """Let go what of a partition may go. It remains due while there is more of it than may go now."""
         late = self._late.get(place)
         if late is not None:
             epoch = self._needs.leader_epoch(place)
@@ -320,25 +342,35 @@ class HeldAnswers:
                 or confirmed is None
                 or confirmed >= waiting[0].end
             ):
+                if self._left <= 0:
+                    self._due[place] = None
+                    return
                 wait = heapq.heappop(waiting)
+                if not wait.answer.places:
+                    self._left -= 1
+                    continue
                 # Whoever leads now knows: an idempotent producer sends it again, and learns what became of it.
-                wait.answer.let_go(place, None if wait.epoch == newest else _fenced(place))
+                refusal = None if wait.epoch == newest else _fenced(place)
+                self._left -= 1 if refusal is None and not wait.answer.is_refused else _COSTS_REFUSED
+                wait.answer.let_go(place, refusal)
 
-    def confirmed_all(self) -> None:
-        """Any partition may be confirmed further, or need less: looks at all of them."""
-        self.any_confirmed()
-        while self.look_at_some():
-            pass
+    @property
+    def is_due(self) -> bool:
+        """Whether some partition is to be looked at by :meth:`look_at_some`."""
+        return bool(self._due)
 
     def any_confirmed(self) -> None:
-        """The same, to be looked at by :meth:`look_at_some`."""
+        """Any partition may be confirmed further, or need less: all are to be looked at by :meth:`look_at_some`."""
         self._due.update(dict.fromkeys(self._waiting))  # what is due already keeps its turn
 
     def look_at_some(self) -> bool:
         """Look at some partitions that may be confirmed further; whether there are more."""
+        self._left = PLACES_AT_ONCE
         for place in list(itertools.islice(self._due, PLACES_AT_ONCE)):
+            if self._left <= 0:
+                break
             self._due.pop(place, None)
-            self.confirmed(place)
+            self._look_at(place)
             idle = not any(self._waiting.get(place, ()))
             if idle and place not in self._late and place not in self._unknown_ends:
                 self._waiting.pop(place, None)
@@ -349,30 +381,44 @@ class HeldAnswers:
         taken, self._unknown_ends = self._unknown_ends, {}
         return taken
 
-    def ends_read(self, place: TopicPartition, waits: Iterable[Wait], log_end: int | None) -> None:
-        """A look at the log that began after ``waits`` were taken found its end there; None: it failed."""
-        kinds = self._waiting.setdefault(place, ([], []))
-        for wait in waits:
-            if log_end is None:
-                self._unknown_ends.setdefault(place, []).append(wait)
-            else:
+    def ends_read(self, place: TopicPartition, waits: Sequence[Wait], log_end: int | None) -> Iterator[None]:
+        """A look at the log that began after ``waits`` were taken found its end there; None: it failed.
+
+        Step by step. To be gone through; then :meth:`look_at_some` is to be called.
+        """
+        if log_end is None:
+            self._unknown_ends.setdefault(place, []).extend(waits)
+            return
+        for begin in range(0, len(waits), ANSWERS_AT_ONCE):
+            if begin:
+                yield
+            kinds = self._waiting.setdefault(place, ([], []))
+            for wait in waits[begin : begin + ANSWERS_AT_ONCE]:
                 known = wait._replace(end=log_end)
                 heapq.heappush(kinds[wait.answer.transactional], known)
                 if self._late.get(place) is wait:
                     self._late[place] = known
-        if log_end is not None:
-            self.confirmed(place)
+        self._due[place] = None
 
-    def expire(self, now: float) -> None:
-        """Answer what has waited for as long as its producer does."""
-        for _ in self.expire_some(now):
-            pass
+    def lapse(self) -> Iterator[None]:
+        """Refuse all that waits, step by step. To be gone through: none of it is acked from the call on."""
+        refusals: dict[TopicPartition, Refusal] = {}
+        for _, _, answer in self._deadlines:
+            for place, named in answer.places.items():
+                if place not in refusals:
+                    refusals[place] = self._not_confirmed(place)
+                answer.refuse(named, refusals[place])
+        return self.expire_some(float("inf"))
 
     def expire_some(self, now: float) -> Iterator[None]:
-        """The same, step by step. To be gone through."""
-        left = LATE_AT_ONCE
+        """Answer what has waited for as long as its producer does, step by step. To be gone through."""
+        left, gone = LATE_AT_ONCE, 0
         while self._deadlines and (not self._deadlines[0][2].places or self._deadlines[0][0] <= now):
             _, _, answer = heapq.heappop(self._deadlines)
+            if not answer.places:
+                gone += 1
+                if not gone % ANSWERS_AT_ONCE:
+                    yield
             self.unconfirmed += self._lets_go and bool(answer.places)
             for place in list(answer.places):
                 self._note_late(place, answer)

@@ -9,7 +9,6 @@ from isthmus_protocol.partition_scan import PartitionScan, ScannedPartition
 from isthmus_protocol.peeks import topics_are_ids
 from isthmus_protocol.records import COMPRESSION_MASK, HEADER_SIZE, MAGIC, PREFIX_SIZE
 from isthmus_protocol.schema import ApiKey, response_header_flexible
-from isthmus_protocol.wire import skip_tags
 
 _THROTTLE_AT: Final = 8
 _ERROR_CODE: Final = struct.Struct(">h4x")
@@ -55,7 +54,7 @@ class FetchScan(PartitionScan):
         if self._records_left:
             return self._batches(data, position)
         if self._aborted_left:
-            position = skip_tags(data, position + _ABORTED_BYTES)
+            position = self._tags(data, position + _ABORTED_BYTES)
             self._aborted_left -= 1
             return position
         if self._records_due:
@@ -65,7 +64,7 @@ class FetchScan(PartitionScan):
     def _head(self, data: bytes, position: int) -> int:
         position += _THROTTLE_AT
         if self._flexible:
-            position = skip_tags(data, position)
+            position = self._tags(data, position)
         position += 4
         error_code = 0
         if self._has_error_code:

@@ -7,6 +7,7 @@ batches, not of bytes.
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,39 +56,52 @@ class PartitionScan:
         """Sections of tags that stand before what comes next."""
         self._topic = b""
         self.parts: list[ScannedPartition] = []
+        """Whoever is told of some may take them out."""
+        self.units = 0
+        """So many were read: the head, topics, partitions, tags. Of an answer to Fetch also what is in partitions."""
+        self.name_bytes_max = 0
+        """Of its topics."""
 
     @property
     def done(self) -> bool:
         """All partitions were found."""
         return self._topics_left == 0 and self._partitions_left == 0
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        if self._skip >= len(data):
-            self._skip -= len(data)
-            return
+    def feed(self, data: bytes, units_max: int = sys.maxsize) -> int:
+        """Take the next bytes, or as many of them as have so many units (1 at least). How many were taken."""
+        size = len(data)
+        if self._skip >= size:
+            self._skip -= size
+            return size
         position, self._skip = self._skip, 0
-        if self._kept:
+        kept = len(self._kept)
+        if kept:
             data = self._kept + data
+        last = self.units + units_max
         while not self.done:
+            if self.units >= last:
+                self._kept = b""  # no unit ends in what was kept of it
+                return position - kept
             try:
                 end = self._unit(data, position)
             except (IndexError, struct.error):
                 self._kept = data[position:]
                 if len(self._kept) > _UNIT_BYTES_MAX:
                     raise MalformedFrame("no message has so much between two batches") from None
-                return
+                return size
+            self.units += 1
             if end >= len(data):
                 self._kept, self._skip = b"", end - len(data)
-                return
+                return size
             position = end
+        return size
 
     def _unit(self, data: bytes, position: int) -> int:
         """Read what comes next as a whole, or raise and change nothing. Where it ends, which may be behind ``data``."""
         if self._topics_left < 0:
             return self._head(data, position)
         for _ in range(self._tags_due):
-            position = skip_tags(data, position)
+            position = self._tags(data, position)
         return self._partition(data, position) if self._partitions_left else self._topic_head(data, position)
 
     def _head(self, data: bytes, position: int) -> int:
@@ -102,6 +116,7 @@ class PartitionScan:
         size, position = (16, position) if self._by_id else self._length(data, position)
         if not 0 <= size <= _NAME_BYTES_MAX:
             raise MalformedFrame(f"a topic's name has {size} bytes")
+        self.name_bytes_max = max(self.name_bytes_max, size)
         topic = data[position : position + size]
         partitions, position = self._count(data, position + size)
         self._topic, self._partitions_left, self._tags_due = topic, max(0, partitions), 0
@@ -118,6 +133,13 @@ class PartitionScan:
     def _topic_ends(self) -> None:
         self._topics_left -= 1
         self._tags_due += int(self._flexible)
+
+    def _tags(self, data: bytes, position: int) -> int:
+        """Behind a section of tags, each of which costs as much as a partition."""
+        if not data[position]:  # as nearly all
+            return position + 1
+        self.units += read_uvarint(data, position)[0]
+        return skip_tags(data, position)
 
     def _length(self, data: bytes, position: int) -> tuple[int, int]:
         """Of a string, and where that begins. Negative: null."""

@@ -9,7 +9,6 @@ from isthmus_protocol.partition_scan import PartitionScan, ScannedPartition
 from isthmus_protocol.peeks import topics_are_ids
 from isthmus_protocol.records import HEADER_SIZE
 from isthmus_protocol.schema import ApiKey, request_flexible
-from isthmus_protocol.wire import skip_tags
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -33,7 +32,7 @@ class ProduceScan(PartitionScan):
         (length,) = _INT16.unpack_from(data, position)  # of the client id, also in flexible versions
         position += 2 + max(0, length)
         if self._flexible:
-            position = skip_tags(data, position)
+            position = self._tags(data, position)
         size, position = self._length(data, position)
         transactional_id = None if size < 0 else data[position : position + size]
         position += max(0, size)

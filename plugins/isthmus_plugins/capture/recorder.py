@@ -173,11 +173,11 @@ class Recorder:
         """Whether a request may become events. One that was held may be chosen in spite of that: it is partial then."""
         return is_chosen(self._sampling, session, correlation_id, at)
 
-    def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
-        """All partitions of a request or answer, of which the first bytes do not say all."""
-        for at in range(0, len(found), PARTS_MAX):
+    def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition], total: int) -> None:
+        """Partitions of a request or answer, of which the first bytes do not say all."""
+        for at in range(0, len(found) or bool(total), PARTS_MAX):
             said = pack_parts(found[at : at + PARTS_MAX])
-            count = len(found) if at + PARTS_MAX >= len(found) else 0
+            count = total if at + PARTS_MAX >= len(found) else 0
             self.note(told(Kind.PARTS, session, said, number=count, key=key, correlation_id=correlation_id))
 
     def sent(self, session: int, correlation_id: int) -> None:

@@ -55,8 +55,6 @@ WHOLE_FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a request that hooks see as a whole: many thousand topics. To put it together takes 3 ms."""
 PRODUCE_HEAD_BYTES_MAX: Final = 64 * 1024
 """So much of a Produce is kept to find its acks, behind the header's tags and the transactional id."""
-SCANNED_AT_ONCE: Final = 64 * 1024
-"""Of a Produce that was held, when a tap is to note its partitions: 800 of them, 2 ms."""
 KNOWN_HEADS_MAX: Final = 8
 """Topics of a connection whose Produce requests are recognised by their first bytes."""
 KNOWN_HEAD_BYTES_MAX: Final = 1024
@@ -340,13 +338,20 @@ class Downstream(Peer):
                 pending = self._pending
                 pending.append((correlation_id, route, arrived, on_response, None))
                 route.requests += 1
-                self._upstream.send(data)
                 note = route.note
-                if note is not None:
-                    first = data if size <= TAP_BYTES else data[:TAP_BYTES]
-                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, first))
-                    if size > TAP_BYTES:
-                        self._scan(route, correlation_id, arrived, data, 0, size)
+                if note is None:
+                    self._upstream.send(data)
+                elif size <= TAP_BYTES:
+                    self._upstream.send(data)
+                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, data))
+                else:
+                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, data[:TAP_BYTES]))
+                    taken = self._scan(route, correlation_id, arrived, data, 0, size)
+                    self._upstream.send(data if taken == size else data[:taken])
+                    if taken < size:
+                        self._streaming = size - taken
+                        self._writing = route.is_write
+                        self._take_later(data[taken:])
                 if len(pending) > self._in_flight_max:
                     self.throttle()
                 if route.requests % PROXY_TIME_EACH == 1:
@@ -359,6 +364,18 @@ class Downstream(Peer):
                 self._uncount()
             self.session.stranger.take(data)
 
+    def _take_later(self, data: bytes) -> None:
+        """Take the rest of what has come when the loop has done other things. It begins within a frame."""
+        self.hold_reading()
+        asyncio.get_running_loop().call_soon(self._take_now, data)
+
+    def _take_now(self, data: bytes) -> None:
+        if self.session.state in (SERVING, SessionState.DRAINING):
+            data = self._continued(data)
+            if data and self.session.state is SERVING:
+                self._take(data, monotonic())
+        self.release_reading()
+
     def _continued(self, data: bytes) -> bytes:
         """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
         rest = self._streaming
@@ -369,7 +386,13 @@ class Downstream(Peer):
                 return b""
             if self._scanning:
                 assert self._produces is not None
-                self._scanning = self._produces.feed(data if size <= rest else data[:rest]) and size < rest
+                taken = self._produces.feed(data if size <= rest else data[:rest])
+                self._scanning = self._produces.wants_more and taken < rest
+                if taken < min(size, rest):
+                    self._streaming = rest - taken
+                    self._upstream.send(data[:taken])
+                    self._take_later(data[taken:])
+                    return b""
             if size < rest:
                 self._streaming = rest - size
                 self._upstream.send(data)
@@ -499,23 +522,25 @@ class Downstream(Peer):
                     self._know(route, key, given, data, position)
                 known_key, leave, heads, known_size, _ = self._known
             route.requests += 1
+            here = min(end, available)
             if route.tap is not None:
                 self._note(route, arrived, data[position : min(end, position + TAP_BYTES)])
                 if size > TAP_BYTES and route.acks is not None:
-                    self._scan(route, correlation_id, arrived, data, position, end)
+                    here = position + self._scan(route, correlation_id, arrived, data, position, end)
             if acks:
                 pending.append((correlation_id, route, arrived, on_response, None))
             else:
                 self.session.acks0_behind = len(pending)
-            if end > available:
-                self._streaming = end - available
+            position = here
+            if here < end:
+                self._streaming = end - here
                 self._writing = route.is_write
-                position = available
-            else:
-                position = end
+                break
         if start < position:
             self._upstream.send(data if position - start == available else data[start:position])
-        if position < available:
+        if self._streaming and position < available:
+            self._take_later(data[position:])
+        elif position < available:
             self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
         if wanted > UNCOUNTED_BYTES:
             self._count(wanted, goes_on=position == 0)
@@ -617,14 +642,19 @@ class Downstream(Peer):
         assert route.note is not None
         route.note((TAP_REQUEST, self._session_id, arrived, monotonic(), route.key, frame[:TAP_BYTES]))
 
-    def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> None:
-        """Note all partitions of a Produce request that is larger than what was noted; now, or when it is whole."""
+    def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> int:
+        """Note all partitions of a Produce request that is larger than what was noted; now, or when it is whole.
+
+        How many of its bytes may be forwarded in this step of the loop."""
         assert route.tap is not None
-        self._scanning = self._tapped_produces().begin(route.tap, route.key, correlation_id, arrived, data, start, end)
+        produces = self._produces or self._tapped_produces()
+        taken = produces.begin(route.tap, route.key, correlation_id, arrived, data, start, end)
+        self._scanning = produces.wants_more and taken < end - start
+        return taken
 
     def _tapped_produces(self) -> TappedProduces:
         if self._produces is None:
-            self._produces = TappedProduces(self._session_id)
+            self._produces = TappedProduces(self._session_id, self._gateway.limits.request_elements_max)
         return self._produces
 
     def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
@@ -732,7 +762,7 @@ class Downstream(Peer):
         if route.tap is not None and not isinstance(verdict, Hold | Ask):
             self._note(route, came, frame)
             if len(frame) > TAP_BYTES and route.acks is not None:
-                self._scan(route, correlation_id, came, frame, 0, len(frame))
+                self._tapped_produces().take_whole(route.tap, route.key, correlation_id, came, frame)
         if isinstance(verdict, Hold | Ask):
             if not self._held:
                 self._held = True
@@ -778,7 +808,7 @@ class Downstream(Peer):
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
             if (
-                len(frame) > SCANNED_AT_ONCE
+                len(frame) > TAP_BYTES
                 and route.acks is not None
                 and route.tap is not None
                 and route.tap.wants_parts(self._session_id, came, correlation_id)

@@ -58,5 +58,5 @@ class TappedAnswer:
         except MalformedFrame:  # the client will say so
             return False
         if scan.done:
-            tap.parts(self._session, self._route.key, self._correlation_id, scan.parts)
+            tap.parts(self._session, self._route.key, self._correlation_id, scan.parts, len(scan.parts))
         return not scan.done

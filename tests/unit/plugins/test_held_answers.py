@@ -13,7 +13,7 @@ import pytest
 from isthmus_plugins import held_answers
 from isthmus_plugins.api import Gate
 from isthmus_plugins.cluster import TopicPartition
-from isthmus_plugins.held_answers import HeldAnswers, LargeAnswer
+from isthmus_plugins.held_answers import LATE_AT_ONCE, PLACES_AT_ONCE, HeldAnswers, LargeAnswer, Wait
 from isthmus_protocol import peeks, schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -118,6 +118,24 @@ class Proxy:
     def confirm(self, partition: int, end: int) -> None:
         self.link.ends["t", partition] = end
         self.held.confirmed(("t", partition))
+        look_at_all(self.held)
+
+
+def look_at_all(held: HeldAnswers) -> None:
+    """At all that is due."""
+    while held.look_at_some():
+        pass
+
+
+def expire_all(held: HeldAnswers, now: float) -> None:
+    for _ in held.expire_some(now):
+        pass
+
+
+def ends_read(held: HeldAnswers, taken: list[Wait], log_end: int | None) -> None:
+    for _ in held.ends_read(("t", 0), taken, log_end):
+        pass
+    look_at_all(held)
 
 
 def test_an_answer_waits_for_the_last_of_its_records() -> None:
@@ -177,7 +195,8 @@ def test_what_needs_no_confirmation_any_more_goes_out() -> None:
     proxy = Proxy()
     plain, transactional = proxy.answered((0, 0, 10)), proxy.answered((0, 0, 11), transactional=True)
     proxy.link.transactional_alone = True
-    proxy.held.confirmed_all()
+    proxy.held.any_confirmed()
+    look_at_all(proxy.held)
     assert plain.results == {0: (0, 10)}
     assert transactional.results is None
     proxy.confirm(0, 12)
@@ -188,9 +207,9 @@ def test_after_the_producers_timeout_the_answer_says_so() -> None:
     proxy = Proxy()
     sent = proxy.answered((0, 0, 10), (1, 0, 20))
     proxy.confirm(1, 21)
-    proxy.held.expire(proxy.now + TIMEOUT_MS / 1000 - 1)
+    expire_all(proxy.held, proxy.now + TIMEOUT_MS / 1000 - 1)
     assert sent.results is None
-    proxy.held.expire(proxy.now + TIMEOUT_MS / 1000)
+    expire_all(proxy.held, proxy.now + TIMEOUT_MS / 1000)
     assert sent.results == {0: (REQUEST_TIMED_OUT, -1), 1: (0, 20)}
     assert proxy.held.oldest(("t", 0)) == 100.0, "it is still not confirmed"
     proxy.confirm(0, 11)
@@ -201,9 +220,9 @@ def test_after_the_producers_timeout_the_answer_says_so() -> None:
 def test_a_limit_is_kept_where_the_producer_would_wait_longer() -> None:
     proxy = Proxy(limit_s=2.0)
     sent = proxy.answered((0, 0, 10))
-    proxy.held.expire(proxy.now + 1.9)
+    expire_all(proxy.held, proxy.now + 1.9)
     assert sent.results is None
-    proxy.held.expire(proxy.now + 2.0)
+    expire_all(proxy.held, proxy.now + 2.0)
     assert sent.results == {0: (REQUEST_TIMED_OUT, -1)}
     assert proxy.held.unconfirmed == 0
 
@@ -212,7 +231,7 @@ def test_what_may_go_unconfirmed_goes_as_the_broker_answered_and_is_counted() ->
     proxy = Proxy(limit_s=2.0, lets_go=True)
     late, in_time = proxy.answered((0, 0, 10)), proxy.answered((1, 0, 20))
     proxy.confirm(1, 21)
-    proxy.held.expire(proxy.now + 2.0)
+    expire_all(proxy.held, proxy.now + 2.0)
     assert late.results == {0: (0, 10)}
     assert in_time.results == {1: (0, 20)}
     assert proxy.held.unconfirmed == 1
@@ -233,13 +252,13 @@ def test_a_resend_whose_place_is_not_told_waits_for_all_that_is_there() -> None:
     assert proxy.held.has_unknown_ends
     taken = proxy.held.take_unknown_ends()
     later = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
-    proxy.held.ends_read(("t", 0), taken["t", 0], 15)
+    ends_read(proxy.held, taken["t", 0], 15)
     proxy.confirm(0, 15)
     assert sent.results == {0: (DUPLICATE_SEQUENCE, -1)}
     assert later.results is None  # that look at the log began before it came
     taken = proxy.held.take_unknown_ends()
-    proxy.held.ends_read(("t", 0), taken["t", 0], None)
-    proxy.held.ends_read(("t", 0), proxy.held.take_unknown_ends()["t", 0], 15)
+    ends_read(proxy.held, taken["t", 0], None)
+    ends_read(proxy.held, proxy.held.take_unknown_ends()["t", 0], 15)
     assert later.results == {0: (DUPLICATE_SEQUENCE, -1)}
 
 
@@ -266,7 +285,7 @@ def test_versions_with_topic_ids_say_which_topic_timed_out() -> None:
     held = HeldAnswers(Link(), lambda: 0.0)
     written = Writes(-1, False, 0, {(topic_id.bytes, 3): 1})
     answer = held.hold(1, 13, written, {topic_id.bytes: "t"}, 0.0, frame)
-    held.expire(1.0)
+    expire_all(held, 1.0)
     sent = Sent(answer).frame
     assert sent is not None
     _, decoded = decode_response(ApiKey.PRODUCE, 13, sent)
@@ -299,7 +318,7 @@ def test_no_answer_ever_goes_out_before_all_of_it_is_confirmed(seed: int) -> Non
             confirmed[partition] = rng.randint(confirmed[partition], ends[partition])
             proxy.confirm(partition, confirmed[partition])
         else:
-            proxy.held.expire(proxy.now)
+            expire_all(proxy.held, proxy.now)
         for sent, wanted in open_:
             whole = all(confirmed[partition] >= base + records for partition, (base, records) in wanted.items())
             assert (sent.results is not None) == whole
@@ -403,9 +422,103 @@ def test_an_answer_in_steps_says_of_each_partition_what_was_true(seed: int, monk
     for partition in partitions:
         confirmed[partition] = ends[partition]
         proxy.link.ends["t", partition] = ends[partition]
-    proxy.held.confirmed_all()
+    proxy.held.any_confirmed()
+    look_at_all(proxy.held)
     check()
     assert len(gone) == len(open_)
     assert not any(held for kinds in proxy.held._waiting.values() for held in kinds)
-    proxy.held.expire(proxy.now)
+    expire_all(proxy.held, proxy.now)
     assert not proxy.held.waits
+
+
+MANY = 2_000
+
+
+def gone(sents: list[Sent]) -> int:
+    return sum(each.frame is not None for each in sents)
+
+
+def codes(sents: list[Sent]) -> set[int]:
+    return {code for each in sents for code, _ in (each.results or {}).values()}
+
+
+@pytest.mark.parametrize("partitions", [1, 500])
+def test_thousands_of_answers_that_are_confirmed_at_once_go_some_at_a_time(partitions: int) -> None:
+    """However many partitions have them, and however often it is said before the loop has done other things."""
+    proxy = Proxy()
+    sents = [proxy.answered((number % partitions, 0, number)) for number in range(MANY)]
+    for partition in range(partitions):
+        proxy.link.ends["t", partition] = MANY
+    for partition in range(partitions):
+        more = proxy.held.confirmed(("t", partition))
+    assert more
+    assert gone(sents) == PLACES_AT_ONCE
+    before = 0
+    while before < gone(sents):
+        before = gone(sents)
+        proxy.held.look_at_some()
+        assert gone(sents) - before <= PLACES_AT_ONCE
+    assert gone(sents) == MANY
+    assert codes(sents) == {0}
+    assert not proxy.held._due
+
+
+def test_thousands_of_answers_that_are_fenced_at_once_are_refused_some_at_a_time() -> None:
+    proxy = Proxy()
+    sents = [proxy.answered((0, 0, number)) for number in range(MANY)]
+    proxy.link.epochs["t", 0] = 1
+    proxy.link.ends["t", 0] = MANY
+    assert proxy.held.confirmed(("t", 0))
+    while True:
+        before = gone(sents)
+        more = proxy.held.look_at_some()
+        assert gone(sents) - before <= LATE_AT_ONCE
+        if not more:
+            break
+    assert gone(sents) == MANY
+    assert codes(sents) == {NOT_LEADER_OR_FOLLOWER}
+
+
+def test_what_is_fenced_between_two_steps_is_not_acked() -> None:
+    proxy = Proxy()
+    sents = [proxy.answered((0, 0, number)) for number in range(MANY)]
+    proxy.link.ends["t", 0] = MANY
+    assert proxy.held.confirmed(("t", 0))
+    acked = gone(sents)
+    proxy.link.epochs["t", 0] = 1
+    look_at_all(proxy.held)
+    assert gone(sents) == MANY
+    assert codes(sents[:acked]) == {0}
+    assert codes(sents[acked:]) == {NOT_LEADER_OR_FOLLOWER}
+
+
+def test_what_has_lapsed_is_not_acked_whatever_is_confirmed_between_two_steps() -> None:
+    proxy = Proxy()
+    sents = [proxy.answered((number % 3, 0, number)) for number in range(MANY)]
+    steps = proxy.held.lapse()
+    assert not gone(sents)
+    next(steps)
+    assert gone(sents) == LATE_AT_ONCE
+    proxy.link.ends |= {("t", partition): MANY for partition in range(3)}
+    proxy.held.any_confirmed()
+    while True:
+        before = gone(sents)
+        if not proxy.held.look_at_some():
+            break
+        assert gone(sents) - before <= LATE_AT_ONCE
+    for _ in steps:
+        pass
+    assert gone(sents) == MANY
+    assert codes(sents) == {REQUEST_TIMED_OUT}
+    assert not proxy.held.waits
+
+
+def test_the_end_of_a_log_is_told_to_thousands_of_answers_some_at_a_time() -> None:
+    proxy = Proxy()
+    sents = [proxy.answered((0, 0, -1)) for _ in range(MANY)]
+    waits = proxy.held.take_unknown_ends()["t", 0]
+    proxy.link.ends["t", 0] = 10
+    told = [len(proxy.held._waiting["t", 0][0]) for _ in proxy.held.ends_read(("t", 0), waits, 10)]
+    assert told == [500, 1_000, 1_500]
+    look_at_all(proxy.held)
+    assert gone(sents) == MANY

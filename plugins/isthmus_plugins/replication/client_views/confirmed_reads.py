@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -50,6 +50,8 @@ NAMES_MAX: Final = 100_000
 
 PARTS_AT_ONCE: Final = 200
 """Partitions, and topics, of an answer that the loop looks at in one go."""
+READS_AT_ONCE: Final = 50
+"""Answers that wait, and partitions, that the loop looks at in one go: each may be made, and go out."""
 RECORDS_AT_ONCE: Final = 64 * 1024
 """Bytes of records that it looks at: some hundred batches, if they are small."""
 _INT16: Final = struct.Struct(">h")
@@ -101,6 +103,8 @@ class _Read:
     """It waits: nothing would be left of the answer."""
     hidden: Mapping[TopicPartition, peeks.FetchedSpans] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
+    waits: bool = False
+    """Its gate was not opened."""
 
 
 class ConfirmedReads:
@@ -117,9 +121,18 @@ class ConfirmedReads:
         """By topic, as frames name it: its name if its consumers see what is confirmed alone."""
         self._sessions = FetchSessions(CAUSE)
         self._waiting: dict[TopicPartition, set[_Read]] = {}
+        self._seen: dict[TopicPartition, tuple[int | None, int | None]] = {}
+        """How much of a partition was confirmed, of plain and of ended transactions, when what waits for it was looked
+        at for the last time: if that has not changed, nothing is to be looked at."""
+        self._due: dict[TopicPartition, None] = {}
+        """Partitions of which more may be confirmed, and that were not looked at since."""
+        self._left = READS_AT_ONCE
+        """So much may be looked at before the loop does other things."""
+        self._looking = self._stopped = False
         self._tasks = Tasks("confirmed-reads", context.supervision)
 
     async def stop(self) -> None:
+        self._stopped = True
         await self._tasks.close()
 
     def hooks(self) -> Sequence[RequestHook]:
@@ -138,16 +151,59 @@ class ConfirmedReads:
 
     def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less needs to be."""
-        for read in tuple(self._waiting.get(place, ())):
-            if read.gate is None or read.gate.dropped:
-                self._forget(read)
-            elif self._shows(read, place):
-                self._open(read)
+        waiting = self._waiting.get(place)
+        if waiting is None:
+            return
+        if len(waiting) < self._left:
+            for _ in self._look_at(place):
+                pass
+        else:
+            self._look_later((place,))
 
     def confirmed_all(self) -> None:
         """The same of any partition."""
-        for place in tuple(self._waiting):
-            self.confirmed(place)
+        self._look_later(self._waiting)
+
+    def _look_later(self, places: Iterable[TopicPartition]) -> None:
+        self._due.update(dict.fromkeys(places))  # what is due already keeps its turn
+        if self._due and not (self._looking or self._stopped):
+            self._looking = True
+            self._tasks.start("look", self._look())
+
+    async def _look(self) -> None:
+        """Look at what is due, some of it at a time."""
+        try:
+            while self._due:
+                place = next(iter(self._due))
+                del self._due[place]
+                for _ in self._look_at(place):
+                    if self._left <= 0:
+                        await asyncio.sleep(0)
+                        self._left = READS_AT_ONCE
+        finally:
+            self._looking = False
+
+    def _look_at(self, place: TopicPartition) -> Iterator[None]:
+        """Let go what waits for a partition, if something of it is left by now; step by step. To be gone through."""
+        waiting = self._waiting.get(place)
+        if waiting is None:
+            return
+        confirmed = self._limit(place, False), self._limit(place, True)
+        changed = self._seen.get(place) != confirmed
+        self._seen[place] = confirmed  # whatever comes between two steps takes it out again
+        self._left -= 1
+        yield
+        for read in tuple(waiting):
+            if not read.waits or read.gate is None:
+                continue
+            if read.gate.dropped:
+                self._forget(read)
+            elif not changed:
+                continue
+            elif self._shows(read, place):
+                self._open(read)
+            self._left -= 1
+            yield
 
     # ---- requests ----
 
@@ -272,8 +328,10 @@ class ConfirmedReads:
         if not waits or not cut.hidden or cut.news or read.deadline <= loop.time():
             return cut.frame
         read.gate, read.hidden = Gate().then(lambda _: self._answered(read, waits=False)), cut.hidden
+        read.waits = True
         for place in read.hidden:
             self._waiting.setdefault(place, set()).add(read)
+            self._seen.pop(place, None)  # more may be confirmed since it was cut
         read.timer = loop.call_at(read.deadline, self._open, read)
         return read.gate
 
@@ -296,6 +354,7 @@ class ConfirmedReads:
         read.gate.open(read.frame)
 
     def _forget(self, read: _Read) -> None:
+        read.waits = False
         if read.timer is not None:
             read.timer.cancel()
         for place in read.hidden:
@@ -304,6 +363,7 @@ class ConfirmedReads:
                 waiting.discard(read)
                 if not waiting:
                     del self._waiting[place]
+                    self._seen.pop(place, None)
 
     def _ends(self, place: TopicPartition, part: peeks.FetchedSpans, committed: bool) -> _Ends:
         """As far as a partition is confirmed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -95,8 +95,11 @@ class CommitGate:
         self._detached: dict[NamespaceMapping, None] = {}
         """Namespaces of groups of which a link that led them may still be said to be In-Sync."""
         self._work = asyncio.Event()
+        self._due = asyncio.Event()
+        """Something may be confirmed that was not looked at."""
 
     def start(self) -> None:
+        self._tasks.keep("watch", self._watch_for_ever)
         self._tasks.keep("look", self._look_for_ever)
 
     async def stop(self) -> None:
@@ -109,8 +112,7 @@ class CommitGate:
         """Hold commits for these links, or let go, as the control log says now."""
         self._links = frozenset(links)
         self._scopes.clear()
-        for held in self._held.values():
-            held.confirmed_all()
+        self._confirmed_all()
 
     def detached(self, link_name: str, mappings: Iterable[NamespaceMapping], offset: int) -> None:
         """A synchronous link leads groups no more, from an offset of the control log on.
@@ -118,11 +120,18 @@ class CommitGate:
         What they commit now is not pushed. Until the other side says In-Sync no more, their commits are refused: this
         proxy grants no leases of before, others grant them until they have applied that, too.
         """
-        for held in self._over(link_name):
-            held.expire(float("inf"))  # which group an answer is for is not known any more: clients commit again
+        # Which group an answer is for is not known any more: clients commit again.
+        if lapsing := [held.lapse() for held in self._over(link_name)]:
+            self._tasks.start("lapse", self._lapsed(lapsing))
         for mapping in mappings:
             self._detached[mapping] = None
             self._tasks.keep(f"detached-{offset}-{mapping.local_prefix}", partial(self._leases_over, mapping, offset))
+
+    @staticmethod
+    async def _lapsed(lapsing: Iterable[Iterator[None]]) -> None:
+        for steps in lapsing:
+            for _ in steps:
+                await asyncio.sleep(0)
 
     async def _leases_over(self, mapping: NamespaceMapping, offset: int) -> None:
         await granted_no_more(self._context, offset)
@@ -132,7 +141,14 @@ class CommitGate:
     def confirmed(self, key: LinkPartition) -> None:
         """The other side has more of a partition."""
         for held in self._over(key.link):
-            held.confirmed(key.place)
+            if held.confirmed(key.place):
+                self._due.set()
+
+    def _confirmed_all(self) -> None:
+        """Any partition may be confirmed further, or need less."""
+        for held in self._held.values():
+            held.any_confirmed()
+        self._due.set()
 
     def oldest(self, key: LinkPartition, beyond: int) -> float | None:
         """Since when the first commit at ``beyond`` or later in a partition waits, or waited in vain; None: none does.
@@ -224,22 +240,33 @@ class CommitGate:
 
     # ---- what time changes ----
 
-    async def _look_for_ever(self) -> None:
+    async def _watch_for_ever(self) -> None:
         while True:
             self._work.clear()
             taken = {scope: held.take_unknown_ends() for scope, held in self._held.items() if held.has_unknown_ends}
             if taken:
                 self._tasks.start("log-ends", self._look(taken))
             now = self._clock()
-            for held in self._held.values():
-                held.expire(now)
-                held.confirmed_all()  # leaders may have moved, leases run out
+            for held in list(self._held.values()):
+                for _ in held.expire_some(now):
+                    await asyncio.sleep(0)
+            self._confirmed_all()  # leaders may have moved, leases run out
             waits = any(held.waits for held in self._held.values())
             try:
                 async with asyncio.timeout(STEP_S if waits else None):
                     await self._work.wait()
             except TimeoutError:
                 pass
+
+    async def _look_for_ever(self) -> None:
+        """Go on with what may be confirmed, some answers at a time."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            for held in list(self._held.values()):
+                while held.is_due:
+                    held.look_at_some()
+                    await asyncio.sleep(0)
 
     async def _look(self, taken: Mapping[GroupScope, Mapping[TopicPartition, list[Wait]]]) -> None:
         """Find where logs end that have commits."""
@@ -254,8 +281,13 @@ class CommitGate:
             log.warning("log ends not read", extra={"detail": str(error)})
             await asyncio.sleep(STEP_S)
         for scope, waits in taken.items():
+            held = self._held[scope]
             for place, each in waits.items():
-                self._held[scope].ends_read(place, each, ends.get(place))
+                for _ in held.ends_read(place, each, ends.get(place)):
+                    await asyncio.sleep(0)
+            if held.look_at_some():
+                self._due.set()
+                await asyncio.sleep(0)
         if not ends:  # they are asked for again
             self._work.set()
 

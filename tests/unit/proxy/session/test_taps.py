@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,10 @@ import pytest
 from support.flat_events import flat
 from support.sessions import Front, Wire, answer, fetched, fronted, hook, request, run, until
 
+from isthmus.session.downstream import Downstream
+from isthmus.session.listener import Limits
+from isthmus.session.session import SessionState
+from isthmus.session.tapped_produce import UNITS_AT_ONCE
 from isthmus_plugins.api import Answer, Gate, Replace, Request, RequestHook
 from isthmus_plugins.capture.notes import Kind, Note, pack, unpack
 from isthmus_plugins.capture.pairing import Pairing
@@ -138,9 +143,10 @@ def test_a_produce_to_thousands_of_topics_that_was_held_is_scanned_in_the_thread
 ) -> None:
     threads, feed = set[int](), ProduceScan.feed
 
-    def noted(scan: ProduceScan, data: bytes) -> None:
-        threads.add(threading.get_ident())
-        feed(scan, data)
+    def noted(scan: ProduceScan, data: bytes, *units_max: int) -> int:
+        if scan.units:  # the rest of many
+            threads.add(threading.get_ident())
+        return feed(scan, data, *units_max)
 
     monkeypatch.setattr(ProduceScan, "feed", noted)
     topics = [f"topic-{number}" for number in range(2_000)]
@@ -165,6 +171,166 @@ def test_a_produce_to_thousands_of_topics_that_was_held_is_scanned_in_the_thread
             events = tapped.events()
             assert [(each.topic, each.partition, each.records) for each in events] == [(t, 3, 2) for t in topics * 2]
             assert not any(each.partial for each in events)
+
+    run(main())
+
+
+class Steps:
+    """What is read of Produce requests in each step of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.units: list[int] = []
+        feed = ProduceScan.feed
+
+        def noted(scan: ProduceScan, data: bytes, *units_max: int) -> int:
+            if not units_max:  # not of the traffic path
+                return feed(scan, data)
+            if not self.units or (self.units[-1] and not self._same_step):
+                self.units.append(0)
+                self._same_step = True
+                asyncio.get_running_loop().call_soon(self._next)
+            before = scan.units
+            try:
+                return feed(scan, data, *units_max)
+            finally:
+                self.units[-1] += scan.units - before
+
+        self._same_step = False
+        monkeypatch.setattr(ProduceScan, "feed", noted)
+
+    def _next(self) -> None:
+        self._same_step = False
+
+
+def produced(number: int, topics: dict[str, list[bytes | None]], acks: int = -1) -> bytes:
+    """A Produce of partitions with these records."""
+    data = [
+        {"name": name, "partition_data": [{"index": index, "records": each} for index, each in enumerate(records)]}
+        for name, records in topics.items()
+    ]
+    values = {"acks": acks, "timeout": 1, "topic_data": data}
+    return encode_request(build_request(ApiKey.PRODUCE, 9, values), number, "client")
+
+
+MANY = 5_000
+TOPICS_OF_ONE: dict[str, list[bytes | None]] = {f"topic-{number}": [batch(0, 2, 1)] for number in range(MANY)}
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [{"t": [None] * MANY}, TOPICS_OF_ONE, {f"t{number}": [] for number in range(MANY)} | {"t": [b"", None]}],
+    ids=["partitions without records", "topics", "topics without partitions"],
+)
+def test_a_produce_of_thousands_that_streams_through_is_read_in_steps(
+    topics: dict[str, list[bytes | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is forwarded as it came, told of as a whole, and what the client sends behind it goes behind it."""
+
+    async def main() -> None:
+        steps = Steps(monkeypatch)
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, session = await front.connect()
+            streamed, at_once = produced(0, topics), produced(1, topics)
+            behind = [produced(2, {"u": [batch(0, 3, 300), batch(0, 4, 300)]}), produced(3, {"u": [batch(0, 5, 900)]})]
+            client.send(streamed)
+            assert await upstream.take() == streamed
+            session.downstream.data_received(at_once)  # all of one that is like others before
+            client.send(*behind)
+            assert [await upstream.take() for _ in range(3)] == [at_once, *behind]
+            for number in range(4):
+                said = build(schema.response_type(ApiKey.PRODUCE, 9), {"responses": []})
+                upstream.send(encode_response(said, number))
+                await client.take()
+            *events, first, second, last = tapped.events()
+            wanted = [(name, index, each) for name, parts in topics.items() for index, each in enumerate(parts)] * 2
+            found = [(each.topic, each.partition, each.batch_bytes) for each in events]
+            assert found == [(name, index, len(each or b"")) for name, index, each in wanted]
+            assert not any(each.partial for each in events)
+            assert [each.records for each in (first, second, last)] == [3, 4, 5]
+            assert max(steps.units) <= 2 * UNITS_AT_ONCE, "the end of one, and the beginning of others"
+            assert sum(steps.units) > 2 * MANY
+
+    run(main())
+
+
+def test_many_requests_that_come_at_once_are_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steps = Steps(monkeypatch)
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            frames = [produced(number, {"t": [None] * 100, "u": [None]}, acks=0) for number in range(200)]
+            client.send(*frames)
+            assert [await upstream.take() for _ in frames] == frames
+            client.send(request(200))
+            await upstream.take()
+            counts = Counter(each.correlation_id for each in tapped.events() if each.api_key == ApiKey.PRODUCE)
+            assert counts == dict.fromkeys(range(200), 101)
+            assert max(steps.units) <= 2 * UNITS_AT_ONCE, "the end of one, and the beginning of others"
+
+    run(main())
+
+
+@pytest.mark.parametrize("topics", [{"t": [None] * 1_500}, {"t" * 300: [None] * 900}], ids=["many", "a long name"])
+def test_what_no_broker_takes_is_told_by_its_first_bytes(topics: dict[str, list[bytes | None]]) -> None:
+    async def main() -> None:
+        async with fronted(limits=Limits(request_elements_max=1_000)) as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            frame = produced(1, topics)
+            client.send(frame, request(2))
+            assert await upstream.take() == frame
+            await upstream.take()
+            said = build(schema.response_type(ApiKey.PRODUCE, 9), {"responses": []})
+            upstream.send(encode_response(said, 1), answer(2))
+            for _ in range(2):
+                await client.take()
+            events = [each for each in tapped.events() if each.api_key == ApiKey.PRODUCE]
+            assert events
+            assert all(each.partial for each in events)
+            assert sum(len(note.first) for note in tapped.notes) < 10 * len(frame)
+
+    run(main())
+
+
+def test_a_client_that_is_gone_between_two_steps_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            Tapped(front)
+            client, upstream, session = await front.connect()
+            taken: list[bytes] = []
+            take_later = session.downstream._take_later
+            monkeypatch.setattr(
+                Downstream, "_take_later", lambda self, data: (taken.append(data), take_later(data), self.abort())
+            )
+            client.send(produced(1, {"t": [None] * MANY}))
+            await until(lambda: session not in front.gateway.sessions)
+            assert len(taken) < 5, "of a dozen"
+            await upstream.closed()
+            assert session.state is SessionState.CLOSED
+
+    run(main())
+
+
+def test_a_drain_takes_in_what_is_read_in_steps_and_nothing_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            Tapped(front)
+            client, upstream, session = await front.connect()
+            take_later = Downstream._take_later
+
+            def drained(self: Downstream, data: bytes) -> None:
+                take_later(self, data)
+                session.drain()
+
+            monkeypatch.setattr(Downstream, "_take_later", drained)
+            frame = produced(1, {"t": [None] * MANY})
+            client.send(frame, request(2))
+            assert await upstream.take() == frame
+            upstream.send(answer(1))
+            assert await client.take() == answer(1)
+            assert await upstream.closed() == b""
 
     run(main())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 import tracemalloc
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,13 +16,14 @@ import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl
 from support.loop_time import LOOP_S_MAX, longest, overtaken, went_out
 from support.partition_log import batch
+from support.sessions import until
 
 from isthmus_control.commands import CreateNamespace
 from isthmus_control.demands import Demands, Visibility
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Answer, Client, Gate, Hold, Replace, Request
 from isthmus_plugins.aside import aside
-from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads, confirmed_bytes
+from isthmus_plugins.replication.client_views.confirmed_reads import READS_AT_ONCE, ConfirmedReads, confirmed_bytes
 from isthmus_protocol.messages import (
     build_request,
     build_response,
@@ -231,7 +234,94 @@ def test_a_reader_that_is_gone_is_forgotten() -> None:
         assert isinstance(gate, Gate)
         gate.drop()
         scene.reads.confirmed_all()
+        await until(lambda: not scene.reads._waiting)
+
+    run(work)
+
+
+READS = 2_000
+
+
+@dataclasses.dataclass
+class Looks:
+    """What is looked at of answers that wait, and which of them go, by turn of the loop."""
+
+    now: int = 0
+    looks: Counter[int] = dataclasses.field(default_factory=Counter)
+    gone: Counter[int] = dataclasses.field(default_factory=Counter)
+
+    def of(self, scene: Scene) -> list[Gate]:
+        """Answers that wait, all for one partition."""
+        shows = scene.reads._shows
+
+        def noted(read: Any, place: Any) -> bool:
+            self.looks[self.now] += 1
+            return shows(read, place)
+
+        scene.reads._shows = noted  # type: ignore[method-assign]
+        gates = []
+        for _ in range(READS):
+            on_response = replaced(scene.fetch(17, "c-t")).on_response
+            assert on_response is not None
+            gate = on_response(scene.answer(17, "c-t", start=END - 1))
+            assert isinstance(gate, Gate)
+            assert not gate.take(lambda: self.gone.update([self.now]))
+            gates.append(gate)
+        return gates
+
+    async def turn(self) -> None:
+        while True:
+            self.now += 1
+            await asyncio.sleep(0)
+
+
+def test_thousands_of_answers_that_wait_are_looked_at_some_at_a_time_and_only_if_something_has_changed() -> None:
+    async def work() -> None:
+        scene, looks = Scene(), Looks()
+        looks.of(scene)
+        turning = asyncio.get_running_loop().create_task(looks.turn())
+        await asyncio.sleep(0)
+        for limit, seen in ((4, READS), (4, READS), (5, 2 * READS), (5, 2 * READS)):
+            scene.limits[False] = limit
+            scene.reads.confirmed_all()
+            await until(lambda: not scene.reads._looking)
+            assert looks.looks.total() == seen
+        assert not looks.gone
+        scene.limits[False] = END
+        scene.reads.confirmed(("c-t", 0))
+        await until(lambda: not scene.reads._looking)
+        assert looks.gone.total() == READS
+        assert max(looks.looks.values()) <= READS_AT_ONCE
         assert not scene.reads._waiting
+        assert not scene.reads._seen
+        turning.cancel()
+
+    run(work)
+
+
+def test_what_is_confirmed_while_an_answer_is_cut_lets_it_go() -> None:
+    """Although all that waited before for its partition was looked at since."""
+
+    async def work() -> None:
+        scene, gone = Scene(), asyncio.Event()
+        verdict = replaced(scene.fetch(17, "c-t", wait_ms=600_000))
+        assert verdict.on_response is not None
+        first = verdict.on_response(scene.answer(17, "c-t", start=END - 1))
+        cut = scene.reads._or_waits
+
+        def late(read: Any, found: Any, waits: bool) -> Any:
+            scene.limits[False] = END - 1
+            scene.reads.confirmed(("c-t", 0))
+            return cut(read, found, waits)
+
+        scene.reads._or_waits = late  # type: ignore[method-assign]
+        gate = verdict.on_response(scene.answer(17, "c-t", start=END - 2))
+        assert isinstance(first, Gate)
+        assert isinstance(gate, Gate)
+        assert not gate.take(gone.set)
+        scene.reads.confirmed_all()
+        await gone.wait()
+        first.drop()
 
     run(work)
 
