@@ -694,7 +694,7 @@ class FollowerTopics(Part):
     async def _append(self, body: Body) -> None:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
-            raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
+            raise Refusal(outcome.code.told, outcome.message)
 
 
 def _is_led(topic: TopicInfo) -> bool:

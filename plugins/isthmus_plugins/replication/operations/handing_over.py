@@ -278,7 +278,7 @@ class HandingOver:
             await self._commands.append(TakeBack(body.link, body.reversal_id))
         except OperationError as error:
             reversal = self._context.control.state.reversals.get(body.reversal_id)
-            if error.code == _code(Rejection.NOT_FOUND):
+            if error.code == Rejection.NOT_FOUND.told:
                 return True  # somebody else has, or it was never announced
             if reversal is not None and reversal.step is ReversalStep.HANDED_OVER:
                 return False
@@ -441,7 +441,3 @@ def _waits_for(reversal: Reversal) -> str:
 def _listed(missing: Sequence[str]) -> str:
     more = f", and {len(missing) - MISSING_LISTED} more" if len(missing) > MISSING_LISTED else ""
     return "; ".join(missing[:MISSING_LISTED]) + more
-
-
-def _code(rejection: Rejection) -> str:
-    return rejection.value.upper().replace("-", "_")
