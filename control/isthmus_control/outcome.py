@@ -42,6 +42,11 @@ class Rejection(StrEnum):
     UNSIGNED = "unsigned"
     """The record was not written with the control key that the log demands."""
 
+    @property
+    def told(self) -> str:
+        """The code that operators and other clusters are told."""
+        return self.value.upper().replace("-", "_")
+
 
 class Refuse(Exception):
     """Raised where a rule forbids a command, becomes :class:`Rejected`."""

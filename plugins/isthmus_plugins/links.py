@@ -421,6 +421,9 @@ class PromotedNamespace(_Model):
     topics: list[str] = []
     missing: list[str] = []
     """What the follower does not have of the source."""
+    logs_differ: list[str] = []
+    """Partitions of which the follower is known to hold something else than the source, and nobody has acknowledged it:
+    not promoted until somebody has, failed over all the same."""
     transactions_open: int = 0
     """Transactions without an end in the follower's logs, counted in each partition: they are ended."""
     transactions_decided: int = 0

@@ -44,7 +44,7 @@ from isthmus.control_topic import TOPIC as CONTROL_TOPIC
 from isthmus.data_directory import DataDirectory
 from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
-from isthmus.kafka.client import ClusterClient
+from isthmus.kafka.client import Backoff, ClusterClient, is_transient
 from isthmus.reloading import Reloads
 from isthmus.sealing import Sealing
 from isthmus.session.authentication import Authentication
@@ -72,6 +72,9 @@ VERSION: Final = version("isthmus")
 CLAIM_RETRY_S: Final = 5.0
 SASL_KNOWN_WITHIN_S: Final = 2.0
 """How long brokers may take at the start to say whether they have SASL; later, clients' requests wait for that."""
+SERVED_WITHIN_S: Final = 60.0
+"""How long brokers may take at the start to serve the control topic: a partition has no leader for some seconds after
+its only broker was started."""
 LOST_RETRY_S: Final = 1.0
 """How often a control log that is lost is looked at again: an operator may have restored it."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -122,8 +125,9 @@ class Process:
     def __init__(self, config: ProxyConfig, *, new_control_log: bool = False) -> None:
         self.config = config
         self._new_control_log = new_control_log
-        self._lost = ""
-        """Why the control log is lost, while an operator's decision is waited for."""
+        self._unread = ""
+        """Why the control log cannot be read, while that is waited for: for brokers that come back, or, where it is
+        lost, for an operator's decision."""
         self.must_stop = asyncio.Event()
         """A newer process took this one's name: it must stop."""
         self._plugins: list[tuple[str, object]] = []
@@ -373,18 +377,29 @@ class Process:
         keep("link.tls", dialled, lambda: link_dial_tls(config), context.use_link_dial_tls)
 
     async def _start_control_log(self, control_log: ControlLog) -> None:
-        """Read the control log; where it is lost, wait until it is restored. Raises ConfigurationError, PeerFault."""
+        """Read the control log. Where it is lost, wait until it is restored; where brokers do not serve it, for a
+        while, since they may have started a moment ago. Raises ConfigurationError, PeerFault."""
+        deadline, backoff = monotonic() + SERVED_WITHIN_S, Backoff()
         while True:
             try:
                 await control_log.start(accept_loss=self._new_control_log)
             except ControlLogLost as lost:
-                if self._lost != str(lost):
-                    self._lost = str(lost)
+                if self._unread != str(lost):
+                    self._unread = str(lost)
                     level = logging.WARNING if lost.reason == ANCHORS_UNKNOWN else logging.ERROR
-                    log.log(level, "control log lost", extra={"reason": lost.reason, "error": self._lost})
+                    log.log(level, "control log lost", extra={"reason": lost.reason, "error": self._unread})
                 await asyncio.sleep(LOST_RETRY_S)
+                deadline = monotonic() + SERVED_WITHIN_S
+            except PeerFault as error:
+                if not is_transient(error) or monotonic() > deadline:
+                    raise
+                unread = f"the brokers do not serve the control topic {CONTROL_TOPIC} yet: {error}"
+                if self._unread != unread:
+                    self._unread = unread
+                    log.warning("control log waited for", extra={"topic": CONTROL_TOPIC, "error": str(error)})
+                await asyncio.sleep(backoff.next_s())
             else:
-                self._lost = ""
+                self._unread = ""
                 return
 
     def _set_routes(self, addresses: Addresses) -> None:
@@ -512,7 +527,7 @@ class Process:
         if self._stopping:
             return ["the proxy is stopping"]
         if not self._ready:
-            return [self._lost or "the proxy is starting"]
+            return [self._unread or "the proxy is starting"]
         lease = self._lease()
         reasons = [] if lease.vouching else [lease.reason or "no lease"]
         if self._front is not None:
@@ -523,8 +538,8 @@ class Process:
 
     def _lease(self) -> metrics.LeaseView:
         control_log = self._control_log
-        if control_log is None or self._lost:
-            return metrics.LeaseView(False, None, self._lost or "the control log is not read yet")
+        if control_log is None or self._unread:
+            return metrics.LeaseView(False, None, self._unread or "the control log is not read yet")
         remaining = control_log.lease_deadline - monotonic()
         if remaining > 0:
             return metrics.LeaseView(True, remaining)

@@ -154,7 +154,7 @@ def test_by_the_runbook(came_back: FailedOver, kill: Kill) -> None:
     names = {"orders-": came_back.orders, "app-": group, "/var/lib/isthmus/salvage": salvage}
     for side in (link.a, link.b):
         came_back.check_planned(side)
-    with Runbook("failback", link, came_back.relay, names, kill, "Following") as book:
+    with Runbook("failback", link, came_back.relay, names, kill, {"Following"}) as book:
         told = book.step("See what A has alone")
         assert all(each in told for each in ("SHARED", str(SHARED + AHEAD), str(SHARED + NEW), group))
         book.step("Have A follow B")

@@ -114,9 +114,7 @@ def test_one_takes_over_and_the_others_follow(three: Three, state: str, kill: Ki
     second = three.names["b-to-c"]
     lose(three, state)
     at_failover, at_c = (SHARED + LATER, SHARED) if state == "behind" else (SHARED, SHARED + LATER)
-    with Runbook(
-        "lost-source", three.first, three.relay, three.names, kill, "Following", third=c, well=three.follows
-    ) as book:
+    with Runbook("lost-source", three.first, three.relay, three.names, kill, three.follows, third=c) as book:
         told = book.step("See what each has")
         assert all(str(each) in told for each in (at_failover, at_c)), told
         book.step("Fail over to B")

@@ -94,7 +94,7 @@ def test_clients_and_links_go_on(kafka: KafkaCluster, victim: Victim) -> None:
     with (
         KafkaCluster(name="moved", brokers=2) as moved,
         relayed(moved, kafka) as (link, relay),
-        Runbook("moved-broker", link, relay, {}, Kill(victim, 0, 0), "Following") as book,
+        Runbook("moved-broker", link, relay, {}, Kill(victim, 0, 0), {"Following"}) as book,
     ):
         link.attach()
         source, target = link.names("t")

@@ -26,6 +26,7 @@ from support.java_steps import ProducerStream, TransactionSteps, java_compiles
 from support.kafka import unique
 from support.links import Linked, Side, linked, until
 from support.relay import Relay
+from support.step_processes import StepProcess
 from support.wire import PLAIN, Wire, batch_of
 
 from isthmus_bench.kafka import KafkaCluster
@@ -351,7 +352,7 @@ class Steps(Protocol):
     """A transactional producer that carries out one step after the other."""
 
     def ask(self, command: str) -> str:
-        """See :meth:`~support.java_steps.TransactionSteps.ask`."""
+        """Steps as :class:`~support.java_steps.TransactionSteps` takes them; ``done``, or the error."""
 
 
 class LibrdkafkaSteps:
@@ -424,27 +425,12 @@ class AiokafkaSteps:
         self._runner.close()
 
 
-class KafkaPythonSteps:
+class KafkaPythonSteps(StepProcess):
     """The same with kafka-python, in a process of its own."""
 
     def __init__(self, bootstrap: str, transactional_id: str) -> None:
         command = [sys.executable, "-P", kafka_python_steps.__file__, bootstrap, transactional_id]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, command: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        with self._process:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        super().__init__(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
 
 @ONE_IN_CI

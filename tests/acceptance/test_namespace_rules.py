@@ -57,7 +57,7 @@ def test_what_becomes_of_namespaces(scene: tuple[Linked, Relay], kill: Kill) -> 
     try:
         with (
             another_link(pair, relay) as link,
-            Runbook("namespaces", link, relay, names, kill, "Following") as book,
+            Runbook("namespaces", link, relay, names, kill, {"Following"}) as book,
         ):
             book.step("Attach a namespace")
             for name in (eu, topic):

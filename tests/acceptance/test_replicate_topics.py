@@ -94,7 +94,7 @@ def test_add_an_empty_namespace_and_create_a_topic_afterwards(
     with (
         another_link(pair, relay, mode) as link,
         Watching(link) as watching,
-        Runbook("empty-namespace", link, relay, names, kill, STATES[mode], watching) as book,
+        Runbook("empty-namespace", link, relay, names, kill, {STATES[mode]}, watching) as book,
     ):
         book.step("Create the leader's namespace")
         book.step("Create the follower's")
@@ -125,7 +125,7 @@ def test_add_a_single_existing_topic(pair: Linked, relay: Relay, kill: Kill) -> 
     with (
         another_link(pair, relay) as link,
         Watching(link) as watching,
-        Runbook("existing-topic", link, relay, names, kill, "Following", watching) as book,
+        Runbook("existing-topic", link, relay, names, kill, {"Following"}, watching) as book,
     ):
         book.step("Create the leader's namespace")
         book.step("Create the follower's")
@@ -161,7 +161,7 @@ def test_remove_a_follower_topic_and_make_it_writable(pair: Linked, relay: Relay
         link.wait_following(2)
         assert refusal(link, remote + "clicks").code() == REFUSED_WRITE
         watching.seen.clear()
-        with Runbook("writable-follower", link, relay, names, kill, "Following", watching) as book:
+        with Runbook("writable-follower", link, relay, names, kill, {"Following"}, watching) as book:
             said = book.step("Detach it")
             assert re.search(r"^state +reserved", said, re.MULTILINE), said
             assert not link.b.partitions(link.name, remote + "clicks")

@@ -37,7 +37,7 @@ def test_what_comes_and_goes_while_it_is_in_sync(scene: tuple[Linked, Relay], ki
         until("In-Sync", lambda: {side.link(link.name)["state"] for side in (link.a, link.b)} == {"In-Sync"})
         with (
             Watching(link) as watching,
-            Runbook("selection", link, scene[1], names, kill, "In-Sync", watching) as book,
+            Runbook("selection", link, scene[1], names, kill, {"In-Sync"}, watching) as book,
         ):
             book.step("Create a topic")
             assert link.a.produce(topic, [b"first"], acks="all") == [0]

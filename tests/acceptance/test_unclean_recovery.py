@@ -82,7 +82,7 @@ def test_the_other_one_is_cut_to_what_both_have(
     write_both(link, relay, orders, mode)
     leader, follower = (link.a, link.b) if chosen == "a" else (link.b, link.a)
     kept, lost = (("of A", OF_A), ("of B", OF_B)) if chosen == "a" else (("of B", OF_B), ("of A", OF_A))
-    with Runbook("unclean-recovery", link, relay, {"orders-": orders}, kill, "Following") as book:
+    with Runbook("unclean-recovery", link, relay, {"orders-": orders}, kill, {"Following"}) as book:
         book.step("Make the link asynchronous")
         told = book.step("See who wrote what")
         assert all(side.kafka.cluster_id in told for side in (link.a, link.b)), told

@@ -82,6 +82,10 @@ def test_a_byte_that_changes_on_either_disk_after_it_was_found_equal_is_told(lin
     metrics = httpx.get(f"{link.b.proxy.url}/metrics", trust_env=False).text
     assert f'isthmus_link_partitions_differing{{link="{link.name}"}} 2.0' in metrics
     assert not link.verify(check=False)["equal"]
+    for command in ("promote", "failover"):
+        planned = link.b.proxy.cli("link", command, link.name, "--local", link.remote, "--dry-run")
+        differ = planned["namespaces"][0]["logs_differ"]
+        assert [each.partition(":")[0] for each in differ] == [f"{here}-0", f"{of_there}-0"]
 
     for _, change_back in flipped:
         change_back()

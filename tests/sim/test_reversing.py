@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import Partition
 from support.plugins import Proxy, Two, on_two
+from support.promoting import differ
 
 from isthmus_control.commands import (
     AcceptReversal,
@@ -119,6 +120,19 @@ def test_there_and_back_and_there_again() -> None:
             state = two.controls[name].state
             ranges = state.origins[topic].partitions[0].ranges
             assert Ended.REVERSED in [each.ended for each in ranges], (name, ranges)
+
+    reversing(work)
+
+
+def test_who_is_known_to_hold_something_else_leads_once_somebody_says_that_he_knows() -> None:
+    async def work(two: Two) -> None:
+        why = differ(two, "b-t")
+        planned = await two.a.links.reverse("a-to-b", asked("A", dry_run=True))
+        assert planned.refused == [f"{why} (isthmus link acknowledge there says that you know)"]
+        with pytest.raises(OperationError, match=f"nothing is held: {why}"):
+            await two.a.links.reverse("a-to-b", asked("A"))
+        await two.b.links.acknowledge("a-to-b")
+        assert (await two.a.links.reverse("a-to-b", asked("A"))).reversed
 
     reversing(work)
 

@@ -12,8 +12,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from isthmus_bench.kafka.archive import prepare
+from support.step_processes import StepProcess, end
 
 _PROGRAMS: Final = Path(__file__).parent / "java"
+STREAM_ENDS_S: Final = 150.0
+"""Its producer may have to wait for acks."""
 
 
 def java_compiles(version: str) -> bool:
@@ -42,35 +45,15 @@ def _spawn(version: str, program: str, arguments: Sequence[str], settings: dict[
     )
 
 
-class TransactionSteps:
-    """A transactional producer of a Kafka version. ``settings`` are Java's, with underscores for dots."""
+class TransactionSteps(StepProcess):
+    """A transactional producer of a Kafka version. ``settings`` are Java's, with underscores for dots.
+
+    It is asked for ``init``, ``begin``, ``send TOPIC VALUE`` (to partition 0), ``commit`` and ``abort``, and says
+    ``done``, or the error.
+    """
 
     def __init__(self, version: str, **settings: str) -> None:
-        self._process = _spawn(version, "TransactionSteps.java", (), settings)
-
-    def ask(self, command: str) -> str:
-        """``init``, ``begin``, ``send TOPIC VALUE`` (to partition 0), ``commit``, ``abort``: ``done``, or the error."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        super().__init__(_spawn(version, "TransactionSteps.java", (), settings))
 
 
 class ProducerStream:
@@ -103,11 +86,6 @@ class ProducerStream:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("end\n")
-        self._process.stdin.close()
-        try:
-            self._process.wait(150)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, STREAM_ENDS_S)
         self._reader.join()
         self._process.stdout.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from isthmus_control.commands import ReleaseLease
+from isthmus_control.commands import PartitionProof, RecordProofs, ReleaseLease
 from isthmus_control.model import NamespaceKey, ResourceType
+from isthmus_control.proofs import FoundDifference, Proof
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.process import LinkListenerSpec
@@ -30,6 +31,17 @@ def on_following(work: Callable[[Two], Awaitable[None]], timeout_s: float = 30) 
         await work(two)
 
     on_two(follow, timeout_s)
+
+
+def differ(two: Two, topic: str = "r-t", offset: int = 1) -> str:
+    """Have it recorded that both logs of a topic that follows at B differ; how that is told."""
+    control = two.controls["B"]
+    topic_id = control.state.follower_topics[topic].topic_id
+    assert topic_id is not None
+    message = f"the record at offset {offset} is another one"
+    proof = Proof(equal_until=offset, at=offset, difference=FoundDifference(offset, offset + 1, 0, message))
+    control.apply(RecordProofs((PartitionProof(topic, topic_id, 0, proof),)))
+    return f"{topic}-0: {message}"
 
 
 class Killing:

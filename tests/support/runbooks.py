@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -190,8 +190,8 @@ class Runbook:
     """A page that is carried out. All its steps have been, in their order, when the block ends.
 
     ``names``: what stands in place of the page's names, by their beginnings, links' among them. ``kill``: None, nothing
-    dies. ``state``: what links are at both sides once what died is back; ``well`` asks that where it is not as simple.
-    ``third``: C, where the page has one.
+    dies. ``well``: the states in which links are at both sides once what died is back; or what asks that, where it is
+    not as simple. ``third``: C, where the page has one.
     """
 
     def __init__(
@@ -201,20 +201,18 @@ class Runbook:
         relay: Relay,
         names: Mapping[str, str],
         kill: Kill | None,
-        state: str,
+        well: Set[str] | Callable[[], bool],
         watching: Watching | None = None,
         third: Side | None = None,
-        well: Callable[[], bool] | None = None,
     ) -> None:
         self._steps = steps(page)
         self._link = link
         self._relay = relay
         self._names = {"a-to-b": link.name, **names}
         self._kill = kill
-        self._state = state
+        self._well = well
         self._watching = watching
         self._third = third
-        self._well = well
         self._cut_word = ""
         """What the last dry run printed."""
         self._random = random.Random()
@@ -334,15 +332,15 @@ class Runbook:
                 since = time.monotonic()
             return time.monotonic() - since > WELL_FOR_S
 
-        until(f"the links are {self._state} again", stays_well, WELL_S)
+        until("the links are well again", stays_well, WELL_S)
 
     def _is_well(self) -> bool:
-        """Whether each link of the page that a side has is, there, what it was before."""
-        if self._well is not None:
+        """Whether each link of the page that a side has is well there."""
+        if not isinstance(self._well, Set):
             return self._well()
         names = set(self._names.values())
         links = [each for side in (self._link.a, self._link.b) for each in side.proxy.get("/v1/links")["items"]]
-        return {each["state"] for each in links if each["link_name"] in names} <= {self._state}
+        return {each["state"] for each in links if each["link_name"] in names} <= self._well
 
 
 @contextmanager

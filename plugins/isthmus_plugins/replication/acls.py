@@ -407,7 +407,7 @@ class AclFollower:
     async def _append(self, body: RecordAcls) -> None:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
-            raise LinkRejected(outcome.code.value.upper().replace("-", "_"), outcome.message)
+            raise LinkRejected(outcome.code.told, outcome.message)
 
 
 def _only(permission: Permission, bindings: Collection[AclBinding]) -> list[AclBinding]:

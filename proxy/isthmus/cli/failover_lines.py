@@ -63,12 +63,22 @@ def failed_over(report: dict[str, Any]) -> Iterator[str]:
     if missing:
         yield ""
         yield from missing
+    if differ := logs_differ(report):
+        yield ""
+        yield "not what the source had, as both were compared last; it stays as it is here. Once the source is back,"
+        yield "see what it has at these offsets before you have it follow:"
+        yield from differ
     yield from of_topics(report)
     yield from left_out_of(report)
     kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
     if kept:
         yield ""
         yield f"The source never told its settings of these; they keep a follower's: {', '.join(kept)}"
+
+
+def logs_differ(report: dict[str, Any]) -> list[str]:
+    """Partitions that hold something else than the source's."""
+    return [why for each in report["namespaces"] for why in each.get("logs_differ", ())]  # versions before have it not
 
 
 def of_topics(report: dict[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import typer
 
 from isthmus.cli import grants
 from isthmus.cli.client import Admin, UrlOption
-from isthmus.cli.failover_lines import failed_over, heard, left_out_of, moment, of_topics
+from isthmus.cli.failover_lines import failed_over, heard, left_out_of, logs_differ, moment, of_topics
 from isthmus.cli.grants import BrokerSettingsOption, MayOption, waiting_lines
 from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.namespace import TypeOption
@@ -922,6 +922,10 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "not drained:"
         yield from missing
+    if differ := logs_differ(report):
+        yield ""
+        yield f"not what the source has; to promote it as it is here, isthmus link acknowledge {report['link_name']}:"
+        yield from differ
     yield from of_topics(report)
     yield from left_out_of(report)
     if lacking := dict.fromkeys(grant for each in report["namespaces"] for grant in each["missing_grants"]):

@@ -21,7 +21,7 @@ from isthmus.errors import (
     UnsupportedVersion,
 )
 from isthmus.kafka.broker_connection import BrokerConnection
-from isthmus.kafka.cluster_connections import Backoff, is_stale_metadata, parse_address
+from isthmus.kafka.cluster_connections import Backoff, is_stale_metadata, is_transient, parse_address
 from isthmus.kafka.log_requests import (
     EARLIEST,
     LATEST,
@@ -98,6 +98,7 @@ __all__ = (
     "UnsupportedVersion",
     "decode_fetch",
     "is_stale_metadata",
+    "is_transient",
     "parse_address",
 )
 

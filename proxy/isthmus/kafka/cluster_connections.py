@@ -103,6 +103,13 @@ def is_stale_metadata(error: KafkaError) -> bool:
     return error.code in _STALE_METADATA
 
 
+def is_transient(error: PeerFault) -> bool:
+    """Whether it may be gone when the same is asked again."""
+    if isinstance(error, KafkaError):
+        return error.retriable or is_stale_metadata(error)
+    return isinstance(error, ConnectionLost | RequestTimedOut)
+
+
 def together_at(moment: float) -> float:
     """The next moment from this one on at which this client tries again whatever has failed.
 
@@ -558,8 +565,8 @@ class ClusterConnections:
         while True:
             try:
                 return await attempt()
-            except (ConnectionLost, RequestTimedOut, KafkaError) as error:
-                if isinstance(error, KafkaError) and not (error.retriable or is_stale_metadata(error)):
+            except PeerFault as error:
+                if not is_transient(error):
                     raise
                 now = loop.time()
                 again_at = together_at(now + backoff.next_s())

@@ -559,6 +559,7 @@ def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
     assert re.search(r"^topic +orders- ", planned, re.MULTILINE)
     assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in planned
     assert "fewer replicas than there are to be:\norders-eu has 2 of 3 replicas: " in planned
+    assert "link acknowledge a-to-b:\norders-eu-1: the record at offset 5 is another one" in planned
     assert run("link", "promote", "a-to-b", url=admin.url).exit_code == 2
 
 
@@ -573,6 +574,7 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     assert "keep a follower's: orders-eu" in printed
     assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in printed
     assert "fewer replicas than there are to be:\norders-eu has 2 of 3 replicas: " in printed
+    assert "before you have it follow:\norders-eu-1: the record at offset 5 is another one" in printed
     assert "heard 12.4s ago" in printed
     printed = run("link", "failover", "a-to-b", "--local-group", "orders-", "--dry-run", url=admin.url).stdout
     assert "acked to groups of orders- before 2025-10-09T08:53:20+00:00 is here" in printed

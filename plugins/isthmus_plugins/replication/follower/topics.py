@@ -701,7 +701,7 @@ class FollowerTopics(Part):
         """Record these, in this order. Raises Refusal for the first that is refused."""
         for outcome in await self._context.control.append_all(bodies):
             if isinstance(outcome, Rejected):
-                raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
+                raise Refusal(outcome.code.told, outcome.message)
 
 
 def _opened(link_name: str, local: str, topic_id: bytes, offsets: Mapping[int, int]) -> OpenProvenance:

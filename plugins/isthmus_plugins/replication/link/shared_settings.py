@@ -153,7 +153,7 @@ class SharedSettings(Part):
     def _check(self, link_name: str, outcome: Outcome) -> None:
         if isinstance(outcome, Rejected):
             raise LinkRejected(
-                outcome.code.value.upper().replace("-", "_"),
+                outcome.code.told,
                 f"cluster {self._context.cluster_id} does not take the settings of link {link_name!r}: "
                 f"{outcome.message}",
             )

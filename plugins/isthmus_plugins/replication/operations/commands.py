@@ -114,9 +114,7 @@ class LinkCommands:
 
     def _check(self, outcome: Outcome) -> None:
         if isinstance(outcome, Rejected):
-            raise OperationError(
-                outcome.code.value.upper().replace("-", "_"), outcome.message, _HTTP_STATUS.get(outcome.code, 409)
-            )
+            raise OperationError(outcome.code.told, outcome.message, _HTTP_STATUS.get(outcome.code, 409))
 
     async def append_for_peer(self, body: Body) -> None:
         """Record what a peer asks for."""

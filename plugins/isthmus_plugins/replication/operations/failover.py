@@ -144,6 +144,7 @@ class Failovers:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         records = self._context.control.state.follower_topics
         report.missing = [why for name in report.topics if name in records for why in doubted(records[name])]
+        report.logs_differ = self._promotions.logs_differ(report.topics)
         report.settings_kept = [name for name in report.topics if name in records and not records[name].settings]
         return report
 

@@ -45,7 +45,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection, LinkReje
 from isthmus_plugins.replication.link.features import REVERSALS
 from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
-from isthmus_plugins.replication.operations.promotion import NOT_DRAINED, Promotions
+from isthmus_plugins.replication.operations.promotion import NOT_DRAINED, Promotions, listed
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -130,7 +130,7 @@ class HandingOver:
         if request.dry_run:
             return report
         if report.refused:
-            raise OperationError(NOT_DRAINED, f"nothing is held: {_listed(report.refused)}", 409)
+            raise OperationError(NOT_DRAINED, f"nothing is held: {listed(report.refused, MISSING_LISTED)}", 409)
         # Whoever asked may hang up: it is not left halfway for that.
         work = self._tasks.start(f"reverse-{body.reversal_id}", self._carried_out(body))
         failure = await asyncio.shield(work)
@@ -278,7 +278,7 @@ class HandingOver:
             await self._commands.append(TakeBack(body.link, body.reversal_id))
         except OperationError as error:
             reversal = self._context.control.state.reversals.get(body.reversal_id)
-            if error.code == _code(Rejection.NOT_FOUND):
+            if error.code == Rejection.NOT_FOUND.told:
                 return True  # somebody else has, or it was never announced
             if reversal is not None and reversal.step is ReversalStep.HANDED_OVER:
                 return False
@@ -332,7 +332,7 @@ class HandingOver:
             answer = await self._commands.call(link.name, question)
             if not answer.missing:
                 break
-            self._waits[reversal.reversal_id] = _listed(answer.missing)
+            self._waits[reversal.reversal_id] = listed(answer.missing, MISSING_LISTED)
         return tuple(TopicEnd(name, said.ends) for name, said in sorted(question.ends.items()))
 
     @staticmethod
@@ -436,12 +436,3 @@ def _waits_for(reversal: Reversal) -> str:
         ReversalStep.HANDED_OVER: "the other cluster to lead",
         ReversalStep.DRAINED: "the other cluster to hand over, or to take it back",
     }[reversal.step]
-
-
-def _listed(missing: Sequence[str]) -> str:
-    more = f", and {len(missing) - MISSING_LISTED} more" if len(missing) > MISSING_LISTED else ""
-    return "; ".join(missing[:MISSING_LISTED]) + more
-
-
-def _code(rejection: Rejection) -> str:
-    return rejection.value.upper().replace("-", "_")

@@ -1,8 +1,7 @@
 """Promotion: a drained follower namespace becomes one that clients write.
 
-1. Nothing is missing: every partition has what the source has, every group its committed offsets. Else it is refused,
-with what
-   is missing.
+1. Nothing is missing: every partition has what the source has, every group its committed offsets, and no log is known
+   to differ. Else it is refused, with what is missing, or differs.
 2. All that was asked for is recorded at once, with the source's values of what is overridden here: the source may be
    gone before the end.
 3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at
@@ -75,7 +74,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 RESUME_INTERVAL_S: Final = 2.0
 """How often a proxy looks for promotions that nobody carries out."""
-MISSING_LISTED: Final = 10
+LISTED: Final = 10
 TOPICS_AT_ONCE: Final = 50
 """Topics that are looked at, or made this cluster's own, at the same time: each takes some requests, in turn."""
 ARRIVAL_S: Final = 10.0
@@ -159,6 +158,8 @@ class Promotions:
                 return result
             if blocked:
                 raise _not_drained(blocked)
+            if differ := [why for report in reports for why in report.logs_differ]:
+                raise _differ(link.name, differ)
             if fresh := [_key(wanted) for wanted, report in zip(namespaces, reports, strict=True) if not report.begun]:
                 await self._begin(link, fresh)
             asked = {_key(wanted): report for wanted, report in zip(namespaces, reports, strict=True)}
@@ -221,6 +222,7 @@ class Promotions:
 
         report.missing += chain.from_iterable(await some_at_once(TOPICS_AT_ONCE, missing, led.topics))
         report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
+        report.logs_differ = self.logs_differ(report.topics)
         await self.look_at_replicas(report)
         await self.look_at_transactions(link_name, topics, report)
 
@@ -236,6 +238,11 @@ class Promotions:
         ends = await self._context.cluster.log_ends([(name, partition) for partition in range(len(here.partitions))])
         source_ends = {(name, partition): said.high_watermark for partition, said in enumerate(there)}
         return doubted(record) + other_ends(source_ends, ends)
+
+    def logs_differ(self, topics: Sequence[str]) -> list[str]:
+        """Of topics that follow, the partitions that are known to hold something else than their source's."""
+        records = self._context.control.state.follower_topics
+        return [why for name in topics if name in records for why in differing(records[name])]
 
     async def look_at_replicas(self, report: PromotedNamespace) -> None:
         """Add which topics of a namespace, and of the proxies' own, have fewer replicas than they are to have.
@@ -497,7 +504,8 @@ class Promotions:
     async def lacking(
         self, mapping: NamespaceMapping, there: Mapping[str, calls.TopicEnds]
     ) -> tuple[list[str], list[str]]:
-        """What the follower lacks of the source's topics, whose logs end ``there``, and which logs do not end there.
+        """What the follower lacks of the source's topics, whose logs end ``there``, or has otherwise, and which logs do
+        not end there.
 
         Raises BrokerUnavailable.
         """
@@ -513,7 +521,8 @@ class Promotions:
                 lacking.append(f"{source} is not followed")
             else:
                 ours |= {(name, partition): end for partition, end in enumerate(said.ends)}
-                lacking += doubted(record)
+                differ = (f"{why} (isthmus link acknowledge there says that you know)" for why in differing(record))
+                lacking += [*doubted(record), *differ]
         return lacking, other_ends(ours, await self._context.cluster.log_ends(list(ours)) if ours else {})
 
     async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, calls.TopicEnds]:
@@ -593,6 +602,12 @@ def doubted(record: FollowerTopic) -> list[str]:
     return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
 
 
+def differing(record: FollowerTopic) -> list[str]:
+    """Which partitions of a topic were found to hold something else than the source's, and where."""
+    differences = ((partition, proof.difference) for partition, proof in sorted(record.proofs.items()))
+    return [f"{record.topic}-{partition}: {found.message}" for partition, found in differences if found is not None]
+
+
 def other_ends(source: Mapping[TopicPartition, int], here: Mapping[TopicPartition, int]) -> list[str]:
     """Which logs do not end where the source's do."""
     found = []
@@ -624,10 +639,25 @@ def _detached(mapping: NamespaceMapping) -> calls.Detach:
 
 
 def _not_drained(missing: Sequence[str]) -> OperationError:
-    more = f", and {len(missing) - MISSING_LISTED} more" if len(missing) > MISSING_LISTED else ""
     return OperationError(
         NOT_DRAINED,
-        f"the follower does not have all of the source yet: {'; '.join(missing[:MISSING_LISTED])}{more}. Stop the "
+        f"the follower does not have all of the source yet: {listed(missing)}. Stop the "
         "writers, wait until the link is Following without lag, and try again",
         409,
     )
+
+
+def _differ(link_name: str, partitions: Sequence[str]) -> OperationError:
+    return OperationError(
+        ReasonCode.LOGS_DIFFER,
+        f"the follower does not hold what the source does: {listed(partitions)}. See which of them is right (isthmus "
+        f"verify {link_name}). If it is this one, say that you know (isthmus link acknowledge {link_name}), and try "
+        "again",
+        409,
+    )
+
+
+def listed(what: Sequence[str], at_most: int = LISTED) -> str:
+    """What something is refused or waits for, in a message."""
+    more = f", and {len(what) - at_most} more" if len(what) > at_most else ""
+    return "; ".join(what[:at_most]) + more

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -19,9 +19,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.commands import PartitionProof, RecordProofs
 from isthmus_control.levels import PROOFS
-from isthmus_control.model import FollowerTopic, ResourceType, TopicState
+from isthmus_control.model import FollowerTopic, Link, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
-from isthmus_control.proofs import Proof
+from isthmus_control.proofs import FoundDifference, Proof
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
@@ -95,6 +95,8 @@ class ShownProof(NamedTuple):
     age_seconds: float | None
     """Of the last whole pass; None: there was none."""
     trouble: str | None
+    difference: FoundDifference | None
+    """As it is recorded."""
 
 
 class BackgroundVerification(Part):
@@ -108,6 +110,10 @@ class BackgroundVerification(Part):
         self._tasks = Tasks("background-verification", context.supervision)
         self._pace = Pace(BYTES_PER_S)
         self._known: dict[TopicPartition, _Known] = {}
+        self._links: Mapping[str, Link] = {}
+        """Of which ``_every`` is."""
+        self._every: dict[str, int | None] = {}
+        """By link, as set: it is asked for each partition."""
         self._recorded_at = context.clock.monotonic()
         self._troubles = rare_lines(log, "logs not compared in the background", logging.INFO)
         self.bytes_read = 0
@@ -123,15 +129,15 @@ class BackgroundVerification(Part):
 
     def shown(self, record: FollowerTopic, partition: int) -> ShownProof | None:
         """How far a partition was found to be its source's; None: it was not compared."""
-        known = self._known.get((record.topic, partition))
+        known, recorded = self._known.get((record.topic, partition)), record.proofs.get(partition)
         if known is not None and known.topic_id == record.topic_id:
             proof, trouble = known.passes.proof, known.trouble
-        elif partition in record.proofs:
-            proof, trouble = record.proofs[partition], None
+        elif recorded is not None:
+            proof, trouble = recorded, None
         else:
             return None
         age = max(0.0, self._clock.time() - proof.passed_ms / 1000) if proof.passed_ms else None
-        return ShownProof(proof.equal_until, age, trouble)
+        return ShownProof(proof.equal_until, age, trouble, None if recorded is None else recorded.difference)
 
     def metrics(self) -> Iterable[Metric]:
         read = CounterMetricFamily(
@@ -210,8 +216,10 @@ class BackgroundVerification(Part):
         return known
 
     def _every_ms(self, stream: FollowerStream) -> int | None:
-        link = self._context.control.state.links.get(stream.link_name)
-        return None if link is None else link.verify_every_ms
+        links = self._context.control.state.links
+        if links is not self._links:
+            self._links, self._every = links, {name: link.verify_every_ms for name, link in links.items()}
+        return self._every.get(stream.link_name)
 
     def _record_of(self, stream: FollowerStream) -> FollowerTopic | None:
         """What is recorded of a stream's topic, where that follows, is whole, and is compared record by record."""

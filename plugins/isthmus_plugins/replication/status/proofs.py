@@ -21,14 +21,14 @@ def note_proofs(
         if record is None or record.state is not TopicState.FOLLOWING:
             continue
         shown = verification.shown(record, status.partition)
-        if shown is not None:
-            status.equal_until, status.verify_trouble = shown.equal_until, shown.trouble
-            status.verified_seconds = None if shown.age_seconds is None else round(shown.age_seconds, 3)
-        recorded = record.proofs.get(status.partition)
-        if recorded is not None and recorded.difference is not None:
-            status.differs_at = recorded.difference.offset
+        if shown is None:
+            continue
+        status.equal_until, status.verify_trouble = shown.equal_until, shown.trouble
+        status.verified_seconds = None if shown.age_seconds is None else round(shown.age_seconds, 3)
+        if shown.difference is not None:
+            status.differs_at = shown.difference.offset
             if PartitionState(status.state) not in WAITING:
-                status.reason, status.message = ReasonCode.LOGS_DIFFER, recorded.difference.message
+                status.reason, status.message = ReasonCode.LOGS_DIFFER, shown.difference.message
 
 
 def differing(partitions: Sequence[PartitionStatus]) -> tuple[str, str] | None:

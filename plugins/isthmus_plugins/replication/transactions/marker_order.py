@@ -9,6 +9,7 @@ last one from before this process, which may have died with the one before.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -108,8 +109,9 @@ class MarkerOrder(Generic[D]):
         known = self._known.setdefault((key, decision.producer_id), [])
         if any(each.decision is decision for each in known):
             return
-        known.append(_Known(decision))
-        known.sort(key=lambda each: each.decision.identity)
+        bisect.insort(known, _Known(decision), key=lambda each: each.decision.identity)
+        if len(known) <= UNUSED_MAX:
+            return
         unused = [each for each in known if each.used_at is None]
         if len(unused) > UNUSED_MAX and self._give_up(key):
             known.remove(next((each for each in unused if each.decision.is_there(key)), unused[0]))

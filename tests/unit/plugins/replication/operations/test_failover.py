@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.offsets import commit, group_made, offsets_batch
 from support.plugins import Two
-from support.promoting import KEY, Killing, on_following, replaced
+from support.promoting import KEY, Killing, differ, on_following, replaced
 
 from isthmus_control.commands import DecidePromotion, DetachNamespace, OffsetsClaim, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
@@ -53,6 +53,18 @@ def told(two: Two) -> list[str | None]:
 def settings(two: Two) -> dict[str, str | None]:
     ours = two.clusters["B"].found["r-t"].configs
     return {name: ours.get(name) for name in ("retention.ms", "compression.type", "message.timestamp.after.max.ms")}
+
+
+def test_what_is_known_to_differ_is_told_and_keeps_nobody() -> None:
+    async def work(two: Two) -> None:
+        why = differ(two)
+        await source_lost(two)
+        assert (await fail_over(two, DRY)).namespaces[0].logs_differ == [why]
+        (namespace,) = (await fail_over(two)).namespaces
+        assert (namespace.promoted, namespace.logs_differ) == (True, [why])
+        assert promoted(two)
+
+    on_following(work)
 
 
 SOURCES = {"retention.ms": "5", "compression.type": "gzip", "message.timestamp.after.max.ms": None}

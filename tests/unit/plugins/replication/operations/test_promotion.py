@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import FakeControl
 from support.plugins import Proxy, Two
-from support.promoting import KEY, Killing, on_following, replaced
+from support.promoting import KEY, Killing, differ, on_following, replaced
 
 from isthmus_control.commands import BeginPromotion, BeginTerm, DecidePromotion, DetachNamespace, TermStart
 from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
@@ -154,6 +154,23 @@ def test_what_is_missing_is_named_and_nothing_changes() -> None:
             with pytest.raises(OperationError) as raised:
                 await wrong.links.promote("a-to-b", request, lambda done, total: None)
             assert raised.value.code == "NOT_FOUND"
+
+    on_following(work)
+
+
+def test_what_is_known_to_differ_is_promoted_once_somebody_says_that_he_knows() -> None:
+    async def work(two: Two) -> None:
+        why = differ(two)
+        planned = await promote(two.b, dry_run=True)
+        assert (planned.drained, planned.namespaces[0].logs_differ) == (True, [why])
+        with pytest.raises(OperationError, match=f"{why}.*link acknowledge a-to-b") as raised:
+            await promote(two.b)
+        assert raised.value.code == "LOGS_DIFFER"
+        assert not two.controls["B"].state.promotions
+        assert (await two.b.links.acknowledge("a-to-b")).acknowledged == 1
+        (report,) = (await promote(two.b)).namespaces
+        assert (report.promoted, report.logs_differ) == (True, [])
+        assert promoted(two)
 
     on_following(work)
 
