@@ -56,6 +56,7 @@ from isthmus_control.outcome import (
     NamespaceChanged,
     NotUnderstood,
     Outcome,
+    PromotionChanged,
     ProvenanceChanged,
     Refuse,
     Rejected,
@@ -801,7 +802,8 @@ class ControlLog:
 def _is_waited_for(state: ControlState, change: Change) -> bool:
     """Whether somebody waits until all proxies know.
 
-    Acks in new partitions, operators who alter a namespace, records of a topic that is followed and pushed on.
+    Acks in new partitions, operators who alter a namespace or promote it, records of a topic that is followed and
+    pushed on.
     """
     if isinstance(change, SyncChanged):
         return change.after is not None and change.after.from_first
@@ -810,7 +812,7 @@ def _is_waited_for(state: ControlState, change: Change) -> bool:
         if record is None or not (record.state is TopicState.FOLLOWING or state.is_promoted(change.topic)):
             return False
         return bool(state.lookup.leading(ResourceType.TOPIC, change.topic))
-    return isinstance(change, NamespaceChanged)
+    return isinstance(change, NamespaceChanged | PromotionChanged)
 
 
 def _fail(pending: _Pending, error: PeerFault) -> None:

@@ -356,6 +356,27 @@ def test_that_a_reservation_ends_is_known_to_everybody_at_once(broker: KafkaClus
     asyncio.run(run())
 
 
+def test_that_a_promotion_begins_is_known_to_everybody_at_once(broker: KafkaCluster) -> None:
+    """What another proxy had detached is waited for then: not for the renewal in turn, which is 10 s away."""
+
+    async def run() -> None:
+        async with empty(broker), proxy(broker, "one") as one, proxy(broker, "two") as two:
+            for number, each in enumerate((one, two), 1):
+                claims = (BrokerClaim(number, "localhost", 9000 + number),)
+                assert isinstance(await each.log.claim(LeaseSpec(claims, lease_ms=30_000, version="test")), Accepted)
+            for body in (
+                c.CreateLink("ab", str(uuid.uuid4()), "A", False),
+                c.AttachNamespace("ab", Kind.TOPIC, "in-", "out-", Role.FOLLOWER, create_missing=True),
+                c.BeginPromotion("ab", Kind.TOPIC, "in-", {}, one.log.incarnation, without_source=True),
+            ):
+                outcome = await one.log.append(body)
+                assert isinstance(outcome, Accepted), outcome
+            async with asyncio.timeout(5):
+                await one.log.enforced(one.log.state.applied_offset)
+
+    asyncio.run(run())
+
+
 def test_where_what_is_pushed_on_comes_from_is_known_to_everybody_at_once(broker: KafkaCluster) -> None:
     """What comes to the middle of a chain waits for that: not for the renewal in turn, which is 10 s away."""
 

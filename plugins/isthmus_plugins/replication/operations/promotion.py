@@ -375,7 +375,8 @@ class Promotions:
                 if not (promotion.without_source or promotion.reversal):
                     await self._call(promotion.link, _detached(mapping))
                 await self._detach_here(link, mapping, _how(promotion))
-        await self._enforced()  # whoever detached it may have been killed before it had waited for that
+        if len(attached) < len(promotion.keys):  # all that is detached above is waited for there
+            await self._enforced()  # whoever detached it may have been killed before it had waited for that
         made = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
         await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
         await self._promoted()
