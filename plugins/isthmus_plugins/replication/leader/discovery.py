@@ -33,6 +33,10 @@ LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks take among many topics, however much happens."""
 PAUSE_MAX_S: Final = 1.0
 """What waits for a look waits no longer than this, though."""
+AHEAD_MAX_S: Final = 3.0
+"""By so much looks may come before it is their time, all in all, where topics are new."""
+REPAID: Final = 0.25
+"""Of the time that passes: so fast they may come early again."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
 
@@ -175,8 +179,10 @@ class Discovery:
         self._targets.prepare_again(link_name, topic)
 
     async def _look_for_ever(self) -> None:
-        early = False
+        ahead_s, began = 0.0, self._context.clock.monotonic()
         while True:
+            before, began = began, self._context.clock.monotonic()
+            ahead_s = max(0.0, ahead_s - REPAID * (began - before))
             if self._changed.is_set():
                 self._changed.clear()
                 self.unsettle()
@@ -193,7 +199,7 @@ class Discovery:
             # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
             pause_s = min(PAUSE_MAX_S, busy_s / LOOKS_SHARE)
             if pause_s > DISCOVERY_INTERVAL_S:
-                early = await self._pause(pause_s, ends_early=not early)
+                ahead_s += await self._pause(pause_s, ends_early=ahead_s < AHEAD_MAX_S)
                 continue
             await asyncio.sleep(pause_s)
             try:
@@ -202,16 +208,16 @@ class Discovery:
             except TimeoutError:
                 pass
 
-    async def _pause(self, pause_s: float, ends_early: bool) -> bool:
-        """Wait, and no longer than until there is a topic that is new, if that is to be; whether there was one."""
+    async def _pause(self, pause_s: float, ends_early: bool) -> float:
+        """Wait, and no longer than until there is a topic that is new, if that is to be; by how much it was less."""
         rest_s = pause_s
         while rest_s > DISCOVERY_INTERVAL_S:
             await asyncio.sleep(DISCOVERY_INTERVAL_S)
             rest_s -= DISCOVERY_INTERVAL_S
             if ends_early and await self._has_other_topics():
-                return True
+                return rest_s
         await asyncio.sleep(rest_s)
-        return False
+        return 0.0
 
     async def _has_other_topics(self) -> bool:
         try:

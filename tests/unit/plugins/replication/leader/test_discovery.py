@@ -418,6 +418,10 @@ def test_where_looks_take_long_one_for_a_new_topic_comes_early_and_not_for_each_
             scene.add(f"l-{number}", 1)
             await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.05 if scene.led else PAUSE_MAX_S)
             assert (f"l-{number}", 0) in scene.led
+        for number in range(4):  # one right after the other
+            scene.add(f"l-next-{number}", 1)
+            await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.05)
+            assert (f"l-next-{number}", 0) in scene.led
         looks = scene.discovery.looks
         for number in range(100):
             scene.add(f"l-more-{number}", 1)
