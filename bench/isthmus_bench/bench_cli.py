@@ -15,6 +15,7 @@ from isthmus_bench.capture_cli import capture
 from isthmus_bench.captured_cli import captured
 from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
+from isthmus_bench.reverse_cli import reverse
 from isthmus_bench.scale_cli import scale
 from isthmus_bench.spark_cli import spark
 from isthmus_bench.sync_cli import sync
@@ -33,6 +34,10 @@ bench_app.command(
     epilog=example("isthmus bench replicate", "isthmus bench replicate --rounds 3 --no-mirror-maker -o json")
     + EXIT_CODES
 )(replicate)
+bench_app.command(
+    epilog=example("isthmus bench reverse", "isthmus bench reverse --rtt 0 --rtt 20 --rtt 100 --rounds 5 -o json")
+    + EXIT_CODES
+)(reverse)
 bench_app.command(
     epilog=example("isthmus bench scale", "isthmus bench scale --topics 200 --topics 400 -o json") + EXIT_CODES
 )(scale)

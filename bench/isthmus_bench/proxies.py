@@ -22,6 +22,7 @@ from isthmus_bench import ready_commands
 from isthmus_bench.kafka import ports
 from isthmus_bench.kafka.processes import wait_stopped
 from isthmus_bench.kafka.settings import Reach
+from isthmus_control.levels import KNOWN_LEVEL
 
 START_TIMEOUT_S: Final = 40.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -252,6 +253,14 @@ class ProxyProcess:
         if check and done.returncode != 0:
             raise ProxyFailed(f"isthmus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def raise_level(self) -> None:
+        """Have the control log hold all that proxies know. Raises ProxyFailed."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.cli("control", "upgrade")["after"] < KNOWN_LEVEL:
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"the control log's level is not raised:\n{self.log[-3000:]}")
+            time.sleep(0.25)
 
     def write_token(self, file: Path, *may: str) -> None:
         """Write a token to ``file`` with which another cluster, on another machine, makes a link with this one.

@@ -33,8 +33,12 @@ PATIENCE_S: Final = 30.0
 _HEAD: Final = struct.Struct(">ihhih")
 
 
+class Refused(LoadError):
+    """A request was answered with an error code, which asking again does not change."""
+
+
 def produce(client: RawClient, topic: str, header: BatchHeader, payload: bytes, transactional_id: str | None) -> None:
-    """Write a batch to partition 0 and wait for the answer. Raises LoadError."""
+    """Write a batch to partition 0 and wait for the answer. Raises Refused, LoadError."""
     body = produce_body({topic: {0: seal(header, payload)}}, TIMEOUT_MS, transactional_id)
     client_id = CLIENT_ID.encode()
     size = _HEAD.size - 4 + len(client_id) + 1 + sum(map(len, body))
@@ -42,11 +46,11 @@ def produce(client: RawClient, topic: str, header: BatchHeader, payload: bytes, 
     answer = client.exchange(b"".join((head, *body)))
     ((_, ((_, error_code, _),)),) = peeks.produce_response(PRODUCE_VERSION, answer)
     if error_code:
-        raise LoadError(f"a Produce was answered with error code {error_code}")
+        raise Refused(f"a Produce was answered with error code {error_code}")
 
 
 def patiently(client: RawClient, api_key: int, version: int, values: dict[str, Any], retry_s: float) -> tuple[Any, int]:
-    """Ask until a coordinator is ready: its answer, and how often it was asked again. Raises LoadError."""
+    """Ask until a coordinator is ready: its answer, and how often it was asked again. Raises Refused, LoadError."""
     deadline = time.monotonic() + PATIENCE_S
     for retries in count():
         frame = client.ask_frame(api_key, version, values)
@@ -54,6 +58,6 @@ def patiently(client: RawClient, api_key: int, version: int, values: dict[str, A
         if not errors:
             return decode_response(api_key, version, frame)[1], retries
         if not errors <= RETRIABLE or time.monotonic() > deadline:
-            raise LoadError(f"{ApiKey(api_key).name} was answered with error codes {sorted(errors)}")
+            raise Refused(f"{ApiKey(api_key).name} was answered with error codes {sorted(errors)}")
         time.sleep(retry_s)
     raise AssertionError

@@ -40,7 +40,6 @@ from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 from isthmus_bench.load import batch
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
 from isthmus_bench.rolling_restart import RollingRestart
-from isthmus_control.levels import KNOWN_LEVEL
 
 Say = Callable[[str], None]
 
@@ -218,18 +217,9 @@ class _Scale:
         a, b = self._proxies
         self._http = stack.enter_context(httpx.Client(base_url=a.url, timeout=API_TIMEOUT_S, trust_env=False))
         for proxy in self._proxies:
-            self._raise_level(proxy)
+            proxy.raise_level()
         a.cli("link", "create", LINK, "--remote", b.link_address)
         b.cli("link", "grant", LINK, "--may", "lead:", "--broker-settings")
-
-    @staticmethod
-    def _raise_level(proxy: ProxyProcess) -> None:
-        """Have a control log hold all that proxies know: what costs most. Raises ProxyFailed."""
-        deadline = time.monotonic() + API_TIMEOUT_S
-        while proxy.cli("control", "upgrade")["after"] < KNOWN_LEVEL:
-            if time.monotonic() > deadline:
-                raise ProxyFailed(f"the control log's level is not raised:\n{proxy.log[-1500:]}")
-            time.sleep(LOOK_S)
 
     def _cluster(self, stack: ExitStack, name: str) -> KafkaCluster:
         replicas = min(3, self._plan.brokers)
