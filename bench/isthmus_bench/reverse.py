@@ -87,13 +87,13 @@ class Plan:
     """Partitions that are failed over at once in the end; 0: none are."""
     before_s: float = 1.0
     after_s: float = 0.5
-    warmup_s: float = 5.0
-    warm_again_max: int = 3
+    warm_again_max: int = 1
+    """So often all is done again before anything is measured, where brokers still compile much."""
 
     @classmethod
     def quick(cls, version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
-        return cls(version, (0.0,), rounds=1, many=0, before_s=0.3, after_s=0.2, warmup_s=0.5, warm_again_max=0)
+        return cls(version, (0.0,), rounds=1, many=0, before_s=0.3, after_s=0.2, warm_again_max=0)
 
     def producers(self, rtt_ms: float) -> int:
         """So many that each can wait for its acks, also over a synchronous link."""

@@ -35,7 +35,7 @@ def reverse(
 ) -> None:
     """Measure for how long nobody can write while another cluster takes over: reversed, promoted, failed over.
 
-    By producers that are connected to both clusters; what clients take to move is not in it. Takes about two minutes.
+    By producers that are connected to both clusters; what clients take to move is not in it. Takes some three minutes.
     A WAN needs root, or CAP_NET_ADMIN. Exit code 1 if a target is missed (not with --quick).
     """
     from dataclasses import replace
