@@ -29,10 +29,14 @@ async def read_position(context: PluginContext, stream: FollowerStream, uncertai
         await cluster.log_end(stream.topic, stream.partition)
         await asyncio.sleep(LOST_REQUEST_MARGIN_S)
     read_at = context.clock.monotonic()
-    log_end, log_start = await asyncio.gather(
-        _committed_end(context, stream), cluster.log_start(stream.topic, stream.partition)
-    )
-    stream.follower_log.resume(log_start, log_end, await cluster.producers(stream.topic, stream.partition))
+    log_end = await _committed_end(context, stream)
+    if log_end:
+        log_start, producers = await asyncio.gather(
+            cluster.log_start(stream.topic, stream.partition), cluster.producers(stream.topic, stream.partition)
+        )
+    else:  # nothing was ever there
+        log_start, producers = 0, {}
+    stream.follower_log.resume(log_start, log_end, producers)
     stream.read_at = read_at
 
 
@@ -42,7 +46,7 @@ async def _committed_end(context: PluginContext, stream: FollowerStream) -> int:
     deadline = clock.monotonic() + COMMIT_WAIT_S
     while True:
         log_end = await cluster.log_end(stream.topic, stream.partition)
-        if await cluster.high_watermark(stream.topic, stream.partition) >= log_end:
+        if not log_end or await cluster.high_watermark(stream.topic, stream.partition) >= log_end:
             return log_end
         if clock.monotonic() > deadline:
             raise BrokerUnavailable(

@@ -60,7 +60,9 @@ class LeaderOrigins:
         if stream.copy is not None or not self._are_told(stream.connection):  # in another form it is another log
             return None
         cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
-        log = await cluster.log_start(topic, partition), await cluster.log_end(topic, partition)
+        end = await cluster.log_end(topic, partition)
+        start = await cluster.log_start(topic, partition) if end else 0
+        log = start, max(start, end)  # what was deleted in between had been there
         stream.tells_origins = True
         if self._is_followed(topic, topic_id):
             check_lease(self._context)
