@@ -537,6 +537,19 @@ class AbandonReversal(Question[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class MoveClients(Question[Done]):
+    """Who leads a namespace asks the other cluster to tell its clients to look for it, for so long from now on."""
+
+    METHOD = "move_clients"
+
+    prefix: str
+    """Of topics, as the asked cluster has it."""
+    to: str
+    """What it is called at the one that asks."""
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChooseOffsetsTopic(Question[Done]):
     """The source says in which form its offsets topic is copied; None: it is not."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -219,3 +220,42 @@ def test_a_held_group_is_not_made_and_nothing_is_altered() -> None:
     assert isinstance(verdict, Answer)
     answer: Any = decode_response(ApiKey.DELETE_TOPICS, 4, cast(bytes, verdict.frame))[1]
     assert [int(each.error_code) for each in answer.responses] == [POLICY_VIOLATION]
+
+
+MOVED = replace(ANNOUNCE, move_clients_ms=60_000)
+"""Its clients are told to look for the other cluster."""
+
+
+def test_writers_that_are_to_look_for_the_other_cluster_are_told_to_ask_who_leads() -> None:
+    async def work(case: Case) -> None:
+        case.process.at_ms = int(time.time() * 1000)
+        case.do(MOVED, HELD)
+        request = produce("a-t")
+        waits = case.client(settled(case.ask(request)))
+        await asyncio.sleep(0.02)
+        case.do(HAND_OVER)
+        assert codes(request, await waits) == {NOT_LEADER_OR_FOLLOWER}, "nobody leads yet"
+        case.do(c.EndReversal("l", ID))
+        for topics in (("a-t",), ("a-t", "a-u")):
+            request = produce(*topics)
+            assert codes(request, await settled(case.ask(request))) == {NOT_LEADER_OR_FOLLOWER}
+        request = adds_partitions("a-t")
+        assert codes(request, await settled(case.ask(request))) == {INVALID_REQUEST}, "it initialises there anyway"
+        (move,) = case.process.state.client_moves.values()
+        case.do(c.EndClientMove("l", *move.key, move.offset))
+        request = produce("a-t")
+        assert codes(request, await settled(case.ask(request))) == {INVALID_REQUEST}
+
+    run(work)
+
+
+def test_what_was_promoted_elsewhere_is_written_here_until_it_is_reserved() -> None:
+    async def work(case: Case) -> None:
+        case.process.at_ms = int(time.time() * 1000)
+        case.do(c.DetachNamespace("l", TOPIC, "a-", True), c.MoveClients("l", TOPIC, "a-", "a-", 60_000))
+        assert case.ask(produce("a-t")) is None
+        case.do(c.AlterNamespace(TOPIC, "a-", True))
+        request = produce("a-t")
+        assert codes(request, await settled(case.ask(request))) == {NOT_LEADER_OR_FOLLOWER}
+
+    run(work)

@@ -244,6 +244,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.Done(), "{}")],
     ),
     (
+        calls.MoveClients("l-", "r-", 60_000),
+        '{"prefix":"l-","to":"r-","for_ms":60000}',
+        [(calls.Done(), "{}")],
+    ),
+    (
         calls.HandedOver(TOPIC_ID),
         f'{{"reversal_id":"{TOPIC_ID}"}}',
         [(calls.HandedOverAnswer((TopicEnd("l-t", (3, 4)),)), '{"ends":[["l-t",[3,4]]]}')],
