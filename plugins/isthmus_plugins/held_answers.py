@@ -408,7 +408,7 @@ class HeldAnswers:
                 if place not in refusals:
                     refusals[place] = self._not_confirmed(place)
                 answer.refuse(named, refusals[place])
-        return self.expire_some(float("inf"))
+        return self.expire_some(max((deadline for deadline, _, _ in self._deadlines), default=0.0))
 
     def expire_some(self, now: float) -> Iterator[None]:
         """Answer what has waited for as long as its producer does, step by step. To be gone through."""

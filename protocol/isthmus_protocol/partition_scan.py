@@ -82,9 +82,11 @@ class PartitionScan:
             if self.units >= last:
                 self._kept = b""  # no unit ends in what was kept of it
                 return position - kept
+            units = self.units
             try:
                 end = self._unit(data, position)
             except (IndexError, struct.error):
+                self.units = units  # of tags, which are read again
                 self._kept = data[position:]
                 if len(self._kept) > _UNIT_BYTES_MAX:
                     raise MalformedFrame("no message has so much between two batches") from None

@@ -66,6 +66,8 @@ def test_what_it_acks_when_it_goes_on_is_on_both_sides(kafka_pair: tuple[KafkaCl
                 send(b"%d" % number)
             # While it stands still none of its own connections answers: another broker is asked who leads.
             link.a.produce(here, [b"others'"] * 2 * REQUESTS, acks="all")
+            # That took a while: where nobody vouched meanwhile, acks=1 is what it is in Kafka.
+            until("In-Sync again", lambda: {side.link(link.name)["state"] for side in (link.a, link.b)} == {"In-Sync"})
             source.resume(leader)
             codes = [answered() for _ in range(REQUESTS)]
 

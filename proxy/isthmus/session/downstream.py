@@ -370,11 +370,16 @@ class Downstream(Peer):
         asyncio.get_running_loop().call_soon(self._take_now, data)
 
     def _take_now(self, data: bytes) -> None:
-        if self.session.state in (SERVING, SessionState.DRAINING):
-            data = self._continued(data)
-            if data and self.session.state is SERVING:
-                self._take(data, monotonic())
-        self.release_reading()
+        try:
+            if self.session.state in (SERVING, SessionState.DRAINING):
+                data = self._continued(data)
+                if data and self.session.state is SERVING:
+                    self._take(data, monotonic())
+        except Exception:  # as where the event loop hands on what has come: what is left of it is gone
+            self.session.close("the proxy could not go on")
+            raise
+        finally:
+            self.release_reading()
 
     def _continued(self, data: bytes) -> bytes:
         """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
@@ -673,7 +678,10 @@ class Downstream(Peer):
             heads, size = (), 0
         if route.head_end is None or len(heads) == KNOWN_HEADS_MAX:
             return
-        end = route.head_end(data, position)
+        try:
+            end = route.head_end(data, position)
+        except NeedMore:
+            return
         if end is None or end - position > KNOWN_HEAD_BYTES_MAX:
             return
         head = data[position + _REQUEST_HEAD_SIZE : end]

@@ -357,6 +357,8 @@ class Session:
         for passed in late:
             self._ask_behind_acks0(passed)
         if self.state is SessionState.DRAINING:
+            if self.acks0_behind != NO_ACKS0 and not late:
+                self._ask_behind_acks0(_nothing)
             self.answered()
 
     def release_fences(self) -> None:

@@ -137,3 +137,17 @@ def test_what_is_kept_is_bounded() -> None:
     scan.feed(head + tags)
     with pytest.raises(MalformedFrame):
         scan.feed(tags)
+
+
+def test_tags_that_come_in_pieces_count_once() -> None:
+    head = request(9, [])[:12] + b"\xff\xff" + b"\x00"  # no client id, and no tags
+    body = b"\x00\xff\xff" + (30_000).to_bytes(4, "big")  # no transactional id, acks, a timeout
+    tags = b"\x03\x01\x01x\x02\x01y\x03\x01z"
+    topic = b"\x02a\x02" + (0).to_bytes(4, "big") + b"\x05abcd"
+    frame = head + body + b"\x03" + topic + tags + tags + topic + b"\x00\x00\x00"
+    whole, pieces = ProduceScan(9), ProduceScan(9)
+    whole.feed(frame)
+    for byte in frame:
+        pieces.feed(bytes((byte,)))
+    assert (whole.done, pieces.done) == (True, True)
+    assert pieces.units == whole.units

@@ -25,7 +25,7 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls, features, histories
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.histories import EpochSeen
-from isthmus_plugins.replication.link.own_logs import Begun, OwnLogs, Seen
+from isthmus_plugins.replication.link.own_logs import Begun, OwnLogs, Seen, is_new
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.records import BatchHeader
 
@@ -39,14 +39,16 @@ class LeaderOrigins:
         self._own = OwnLogs(context, tasks)
 
     def begin(self, connection: LinkConnection, begun: Sequence[Begun]) -> None:
-        """Streams of these partitions are about to be opened: record together that this cluster writes there."""
-        begun = [each for each in begun if not self._is_followed(each.topic, each.topic_id)]
-        if begun and self._are_told(connection):
-            self._tasks.start("begin-terms", self._begin(begun))
+        """Streams of these partitions are about to be opened: record of those that are new, together, that this cluster
+        writes there."""
+        state = self._context.control.state
+        new = [each for each in begun if is_new(state, each)] if self._are_told(connection) else []
+        if new:
+            self._tasks.start("begin-terms", self._begin(new))
 
     async def _begin(self, begun: Sequence[Begun]) -> None:
         with suppress(BrokerUnavailable, KafkaRefused):  # as a stream opens it is done again, and told
-            await asyncio.gather(*map(self._own.begin_term, begun))
+            await asyncio.gather(*map(self._own.begin_first_term, begun))
 
     def _are_told(self, connection: LinkConnection) -> bool:
         """Whether followers behind a connection record where records come from."""
@@ -61,15 +63,17 @@ class LeaderOrigins:
             return None
         cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
         end = await cluster.log_end(topic, partition)
+        stream.tells_origins = True
+        is_followed = self._is_followed(topic, topic_id)
+        if not is_followed:  # before anything else is asked: who records it later is to have read the later end
+            await self._own.begin_term(Begun(topic, topic_id, partition, TermStart(end, stream.leader_epoch)))
         start = await cluster.log_start(topic, partition) if end else 0
         log = start, max(start, end)  # what was deleted in between had been there
-        stream.tells_origins = True
-        if self._is_followed(topic, topic_id):
+        if is_followed:
             check_lease(self._context)
-            return self._said(stream, log)
-        begun = Begun(topic, topic_id, partition, TermStart(log[1], stream.leader_epoch))
-        await self._own.begin_term(begun)
-        await self._own.record_written(begun, log[0])
+        else:
+            begun = Begun(topic, topic_id, partition, TermStart(log[1], stream.leader_epoch))
+            await self._own.record_written(begun, start)
         return self._said(stream, log)
 
     def are_known(self, stream: LeaderStream, header: BatchHeader) -> bool:

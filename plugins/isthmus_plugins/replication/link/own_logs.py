@@ -130,11 +130,17 @@ class OwnLogs:
     def __init__(self, context: PluginContext, tasks: Tasks) -> None:
         self._context = context
         self._terms = JoinedCommands(context, tasks, "terms", _terms)
+        self._first_terms = JoinedCommands(context, tasks, "first-terms", _first_terms)
         self._epochs = JoinedCommands(context, tasks, "log-epochs", epochs_due)
 
     async def begin_term(self, begun: Begun) -> None:
         """Record that this cluster writes in a partition, if it did not before. Raises BrokerUnavailable."""
         await self._recorded(self._terms, begun)
+
+    async def begin_first_term(self, begun: Begun) -> None:
+        """The same, unless anything is recorded of its topic, as of one that is new. Its end may have been read a while
+        ago: what was recorded since then says more. Raises BrokerUnavailable."""
+        await self._recorded(self._first_terms, begun)
 
     async def record_written(self, begun: Begun, log_start: int) -> None:
         """Record the leader epochs of a log up to its end, as its leader says them, where the last is another one.
@@ -161,6 +167,18 @@ class OwnLogs:
         refused = await commands.record(entry)
         if refused is not None:
             raise BrokerUnavailable(f"where records come from is not recorded: {refused.message}")
+
+
+def is_new(state: ControlState, begun: Begun) -> bool:
+    """Whether nothing is recorded of a partition, nor of another topic that has, or had, the name."""
+    origins = state.origins.get(begun.topic)
+    if begun.topic in state.follower_topics or (origins is not None and origins.topic_id != begun.topic_id):
+        return False
+    return not state.origins_of(begun.topic, begun.topic_id, begun.partition).ranges
+
+
+def _first_terms(state: ControlState, begun: Sequence[Begun]) -> Sequence[Body]:
+    return _terms(state, [each for each in begun if is_new(state, each)])
 
 
 def _terms(state: ControlState, begun: Sequence[Begun], ended: Ended = Ended.DETACHED) -> Sequence[Body]:

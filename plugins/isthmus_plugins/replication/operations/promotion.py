@@ -247,7 +247,8 @@ class Promotions:
     def logs_differ(self, topics: Sequence[str]) -> list[str]:
         """Of topics that follow, the partitions that are known to hold something else than their source's."""
         records = self._context.control.state.follower_topics
-        return [why for name in topics if name in records for why in differing(records[name])]
+        follow = [records[name] for name in topics if name in records and records[name].state is TopicState.FOLLOWING]
+        return [why for record in follow for why in differing(record)]
 
     async def look_at_replicas(self, report: PromotedNamespace) -> None:
         """Add which topics of a namespace, and of the proxies' own, have fewer replicas than they are to have.

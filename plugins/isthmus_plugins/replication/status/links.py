@@ -232,7 +232,8 @@ class LinkStatuses:
                 status.source_end, status.follower_end = stream.source_end, stream.acked
                 status.partition_mirror_lag = stream.lag
                 status.lag_seconds = stream.age_ms(now) / 1000
-                if stream.lag == 0 and (stream.at_end or (empty and not stream.source_end)):
+                caught_up = stream.lag == 0 and (stream.at_end or (empty and not stream.source_end))
+                if caught_up and not stream.connection.lost:  # else it is about to be opened again, over another one
                     status.state = PartitionState.FOLLOWING
                 if stream.late_marker is not None:
                     late = reasons.decision_not_stored(stream.late_marker)

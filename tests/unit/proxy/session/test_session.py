@@ -980,12 +980,21 @@ def test_drain_answers_what_was_asked_and_takes_in_a_frame_that_is_half_there() 
             acks0_client, acks0_upstream, _ = await front.connect()
             acks0_client.send(produce(3, acks=0))
             assert await acks0_upstream.take() == produce(3, acks=0)
+            both_client, both_upstream, _ = await front.connect()
+            half_acks0 = produce(4, acks=0, records=bytes(1000))
+            both_client.send(half_acks0[:600])
+            await both_upstream.reader.readexactly(600)
 
             draining = asyncio.ensure_future(front.gateway.drain(10))  # noqa: TID251
             assert await idle_client.closed() == b""
             asked = await acks0_upstream.take()  # has the broker taken it up?
             acks0_upstream.send(answer(id_of(asked), bytes(6)))
             assert await acks0_client.closed() == b""
+            both_client.send(half_acks0[600:])
+            await both_upstream.reader.readexactly(len(half_acks0) - 600)
+            asked = await both_upstream.take()  # and this one, which was not whole before?
+            both_upstream.send(answer(id_of(asked), bytes(6)))
+            assert await both_client.closed() == b""
             proceed.set()
             assert await held_client.closed() == answer(2, b"held")
             half_client.send(frame[600:])
@@ -994,7 +1003,7 @@ def test_drain_answers_what_was_asked_and_takes_in_a_frame_that_is_half_there() 
             half_upstream.send(answer(1))
             assert await half_client.closed() == answer(1)
             await draining
-            assert front.gateway.closed_by_cause == {"drained": 4}
+            assert front.gateway.closed_by_cause == {"drained": 5}
 
     run(main())
 

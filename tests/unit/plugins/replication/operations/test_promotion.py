@@ -15,7 +15,7 @@ from support.plugins import Proxy, Two
 from support.promoting import KEY, Killing, differ, on_following, replaced
 
 from isthmus_control.commands import BeginPromotion, BeginTerm, DecidePromotion, DetachNamespace, TermStart
-from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
+from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType, TopicState
 from isthmus_control.origins import Ended
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
@@ -171,6 +171,17 @@ def test_what_is_known_to_differ_is_promoted_once_somebody_says_that_he_knows() 
         (report,) = (await promote(two.b)).namespaces
         assert (report.promoted, report.logs_differ) == (True, [])
         assert promoted(two)
+
+    on_following(work)
+
+
+def test_what_differed_in_a_topic_that_follows_no_more_is_nothing_to_be_acknowledged() -> None:
+    async def work(two: Two) -> None:
+        differ(two)
+        control = two.controls["B"]
+        record = replace(control.state.follower_topics["r-t"], state=TopicState.DETACHED)
+        control.state = control.state.evolve(follower_topics={"r-t": record})
+        assert two.b.links._promotions.logs_differ(["r-t"]) == []
 
     on_following(work)
 

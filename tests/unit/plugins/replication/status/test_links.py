@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.plugins import Proxy, Two, on_two
 
 from isthmus_plugins import links
+from isthmus_plugins.replication.partitions import LinkPartition
 
 LEADS = links.Attach(local="l-", remote="r-", role="leader")
 
@@ -90,5 +92,18 @@ def test_it_is_catching_up_at_once_with_a_topic_that_was_there(values: tuple[byt
         await asyncio.sleep(1)
         await two.a.links.attach("a-to-b", LEADS.model_copy(update={"local": "other-", "remote": "far-"}))
         assert two.a.status().state == "Catching Up"
+
+    on_two(work)
+
+
+def test_what_was_pushed_over_a_connection_that_is_gone_follows_no_more() -> None:
+    async def work(two: Two) -> None:
+        await attached(two)
+        await made(two, "l-t", b"first")
+        await two.until("it follows", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        stream = two.a.links._statuses._leader_end.stream(LinkPartition("a-to-b", "l-t", 0))
+        connection, stream.connection = stream.connection, SimpleNamespace(lost=True)  # there is another one by now
+        assert two.a.status().state == "Catching Up"
+        stream.connection = connection
 
     on_two(work)
