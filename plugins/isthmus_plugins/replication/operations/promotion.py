@@ -353,7 +353,9 @@ class Promotions:
     async def _carry_out(self, promotion: Promotion, reports: Mapping[NamespaceKey, PromotedNamespace]) -> None:
         """Everything after the beginning, for all that goes together. Raises OperationError; it can be done again."""
         link = self._context.control.state.links.get(promotion.link)
-        attached = [] if link is None else [each for key in promotion.keys if (each := link.mapping(*key)) is not None]
+        pairs = [] if link is None else [link.mapping(*key) for key in promotion.keys]
+        # What led over it again before its reservation was cleared goes on leading.
+        attached = [each for each in pairs if each is not None and each.role is Role.FOLLOWER]
         ours = self._context.incarnation
         if link is not None and attached:
             refused: OperationError | None = None
