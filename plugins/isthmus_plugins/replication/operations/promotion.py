@@ -428,7 +428,9 @@ class Promotions:
                 await begin_terms(self._context, topics, _how(promotion))
                 lookup = self._context.control.state.lookup
                 if any(lookup.leading(ResourceType.TOPIC, each.name) for each in topics):
-                    await self._enforced()  # who pushes it on knows whose it is before there is anything to push
+                    # A proxy that has not read of the term would push the first of it on as the source's: markers, or
+                    # what a client writes once the reservation is cleared.
+                    await self._enforced()
 
                 async def make_own(topic: TopicInfo) -> tuple[Ended, list[str]]:
                     made = await self._ends.end(await self._markers(stored, topic))

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from isthmus_control.commands import AlterLink
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
@@ -187,6 +188,10 @@ class LinkService(Part):
         await self._promotions.stop()
         await self._kept_settings.stop()
         await self._rotations.stop()
+
+    def control_changed(self, state: ControlState) -> None:
+        self._handing_over.control_changed(state)
+        self.wake()
 
     def wake(self) -> None:
         self._rotations.look()
