@@ -322,7 +322,8 @@ class Tap(Protocol):
 
         ``total``: how many there are, with the last ones; 0 before. Called where it has more bytes than
         :data:`TAP_BYTES`, and ``wants_parts`` said so. After its first bytes, and before the next request, or answer,
-        of its session."""
+        of its session. Of an answer that hooks see as a whole before its first bytes, and behind the answer before it.
+        """
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that waited at a gate goes out."""

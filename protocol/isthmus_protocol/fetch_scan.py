@@ -26,6 +26,9 @@ attributes."""
 _INT32_MAX: Final = 2**31 - 1
 _OLD_LENGTH_MIN: Final = 14
 """CRC, magic, attributes, and the lengths of key and value."""
+_BATCHES_AT_ONCE: Final = 100
+_BATCHES_PER_UNIT: Final = 4
+"""So many cost what one of the other units does."""
 
 
 class FetchScan(PartitionScan):
@@ -94,11 +97,11 @@ class FetchScan(PartitionScan):
         return position
 
     def _batches(self, data: bytes, position: int) -> int:
-        """As many batches as have their headers in ``data``."""
+        """The next batches, as many as have their headers in ``data``."""
         part, end, start = self.parts[-1], position + self._records_left, position
         last = min(end, len(data)) - HEADER_SIZE
         batches = records = 0
-        while position <= last:
+        while position <= last and batches < _BATCHES_AT_ONCE:
             length, magic, count = _BATCH.unpack_from(data, position)
             behind: int = position + PREFIX_SIZE + length
             if magic != MAGIC or behind > end or length < HEADER_SIZE - PREFIX_SIZE or count < 0:
@@ -111,6 +114,7 @@ class FetchScan(PartitionScan):
         if not part.batches:
             part.header = data[start : start + HEADER_SIZE]
         self._add(part, position - start, batches, records)
+        self.units += batches // _BATCHES_PER_UNIT
         return self._goes_on(position, end)
 
     def _odd_batch(self, part: ScannedPartition, data: bytes, position: int, end: int) -> int:

@@ -201,6 +201,14 @@ _LISTED_SPANS: Final = _Versions(
         ),
     ),
 )
+_LISTED_OFFSETS: Final = _Versions(
+    ApiKey.LIST_OFFSETS,
+    "response",
+    (
+        "topics",
+        ("name", ("partitions", ("partition_index", "offset", "timestamp", "leader_epoch", "error_code"))),
+    ),
+)
 _LIST_OFFSETS: Final = _Versions(
     ApiKey.LIST_OFFSETS,
     "request",
@@ -275,6 +283,13 @@ def fetched_spans(version: int, frame: Frame) -> tuple[int | None, list[tuple[by
 def listed_spans(version: int, frame: Frame) -> list[tuple[bytes, list[ListedSpans]]]:
     """A ListOffsets response's ``[(topic name, [ListedSpans])]``, in the versions since 1."""
     found: list[tuple[bytes, list[ListedSpans]]] = _LISTED_SPANS[version](frame)
+    return found
+
+
+def listed_offsets(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[int, int, int, int, int]]]]:
+    """A ListOffsets response's ``[(topic name, [(partition, offset, timestamp in ms, leader epoch, error code)])]``, in
+    the versions since 4."""
+    found: list[tuple[bytes, list[tuple[int, int, int, int, int]]]] = _LISTED_OFFSETS[version](frame)
     return found
 
 

@@ -73,8 +73,8 @@ CLAIM_RETRY_S: Final = 5.0
 SASL_KNOWN_WITHIN_S: Final = 2.0
 """How long brokers may take at the start to say whether they have SASL; later, clients' requests wait for that."""
 SERVED_WITHIN_S: Final = 60.0
-"""How long brokers may take at the start to serve the control topic: a partition has no leader for some seconds after
-its only broker was started."""
+"""How long brokers may take at the start to be known to the cluster, and then to serve the control topic: a partition
+has no leader for some seconds after its only broker was started."""
 LOST_RETRY_S: Final = 1.0
 """How often a control log that is lost is looked at again: an operator may have restored it."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -125,9 +125,8 @@ class Process:
     def __init__(self, config: ProxyConfig, *, new_control_log: bool = False) -> None:
         self.config = config
         self._new_control_log = new_control_log
-        self._unread = ""
-        """Why the control log cannot be read, while that is waited for: for brokers that come back, or, where it is
-        lost, for an operator's decision."""
+        self._waits = ""
+        """What the start waits for: brokers, or, where the control log is lost, an operator's decision."""
         self.must_stop = asyncio.Event()
         """A newer process took this one's name: it must stop."""
         self._plugins: list[tuple[str, object]] = []
@@ -233,6 +232,7 @@ class Process:
             gateway.tasks.keep("data", self._data.watch)
         self._transactions = OpenTransactions(client)
         front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config), self._supervision)
+        await self._broker_known(client)
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
         control_key, other_keys = config.cluster.control_key, config.cluster.other_control_keys
@@ -376,6 +376,26 @@ class Process:
             dialled += files
         keep("link.tls", dialled, lambda: link_dial_tls(config), context.use_link_dial_tls)
 
+    async def _broker_known(self, client: ClusterClient) -> None:
+        """Have a sidecar wait for a while until the cluster knows its broker, which may have started a moment ago."""
+        broker_id = self.config.cluster.broker_id
+        deadline, backoff = monotonic() + SERVED_WITHIN_S, Backoff()
+        while broker_id is not None and broker_id not in client.brokers and monotonic() <= deadline:
+            known = ", ".join(map(str, sorted(client.brokers)))
+            if self._says_that_it_waits(f"the cluster has no broker {broker_id} yet, but {known or 'none'}"):
+                log.warning("broker waited for", extra={"broker": broker_id, "known": known})
+            await asyncio.sleep(backoff.next_s())
+            try:
+                await client.refresh(())
+            except PeerFault as error:
+                log.warning("brokers not read", extra={"detail": str(error)})
+        self._waits = ""
+
+    def _says_that_it_waits(self, reason: str) -> bool:
+        """Have this told where readiness is asked for; whether it is another reason than before."""
+        before, self._waits = self._waits, reason
+        return before != reason
+
     async def _start_control_log(self, control_log: ControlLog) -> None:
         """Read the control log. Where it is lost, wait until it is restored; where brokers do not serve it, for a
         while, since they may have started a moment ago. Raises ConfigurationError, PeerFault."""
@@ -384,22 +404,19 @@ class Process:
             try:
                 await control_log.start(accept_loss=self._new_control_log)
             except ControlLogLost as lost:
-                if self._unread != str(lost):
-                    self._unread = str(lost)
+                if self._says_that_it_waits(str(lost)):
                     level = logging.WARNING if lost.reason == ANCHORS_UNKNOWN else logging.ERROR
-                    log.log(level, "control log lost", extra={"reason": lost.reason, "error": self._unread})
+                    log.log(level, "control log lost", extra={"reason": lost.reason, "error": str(lost)})
                 await asyncio.sleep(LOST_RETRY_S)
                 deadline = monotonic() + SERVED_WITHIN_S
             except PeerFault as error:
                 if not is_transient(error) or monotonic() > deadline:
                     raise
-                unread = f"the brokers do not serve the control topic {CONTROL_TOPIC} yet: {error}"
-                if self._unread != unread:
-                    self._unread = unread
+                if self._says_that_it_waits(f"the brokers do not serve the control topic {CONTROL_TOPIC} yet: {error}"):
                     log.warning("control log waited for", extra={"topic": CONTROL_TOPIC, "error": str(error)})
                 await asyncio.sleep(backoff.next_s())
             else:
-                self._unread = ""
+                self._waits = ""
                 return
 
     def _set_routes(self, addresses: Addresses) -> None:
@@ -527,7 +544,7 @@ class Process:
         if self._stopping:
             return ["the proxy is stopping"]
         if not self._ready:
-            return [self._unread or "the proxy is starting"]
+            return [self._waits or "the proxy is starting"]
         lease = self._lease()
         reasons = [] if lease.vouching else [lease.reason or "no lease"]
         if self._front is not None:
@@ -538,8 +555,8 @@ class Process:
 
     def _lease(self) -> metrics.LeaseView:
         control_log = self._control_log
-        if control_log is None or self._unread:
-            return metrics.LeaseView(False, None, self._unread or "the control log is not read yet")
+        if control_log is None or self._waits:
+            return metrics.LeaseView(False, None, self._waits or "the control log is not read yet")
         remaining = control_log.lease_deadline - monotonic()
         if remaining > 0:
             return metrics.LeaseView(True, remaining)

@@ -47,6 +47,25 @@ def reserved(link: Linked, prefix: str) -> str:
     return state
 
 
+def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(link: Linked, namespaces: tuple[str, str]) -> None:
+    """Nobody promotes: the namespace is detached, and opened."""
+    local, remote = namespaces
+    producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("open")})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(local + "t", b"never committed", partition=0)
+    producer.flush(30)
+    link.wait_end(remote + "t", 4)
+    link.detach(local)
+    assert link.b.end(remote + "t", 0, "read_committed") == 3
+    link.b.proxy.cli("namespace", "alter", remote, "--no-reserved")
+    assert link.b.decided_end(remote + "t") == link.b.end(remote + "t") == 5
+    assert link.b.produce(remote + "t", [b"here now"]) == [5]
+    committed = link.b.read(remote + "t", isolation="read_committed")
+    assert [record.value for record in committed] == [b"x"] * 3 + [b"here now"]
+    producer.abort_transaction(30)
+
+
 def test_promoted_with_what_was_open(link: Linked, namespaces: tuple[str, str]) -> None:
     local, remote = namespaces
     producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("open")})

@@ -162,8 +162,7 @@ def test_remove_a_follower_topic_and_make_it_writable(pair: Linked, relay: Relay
         assert refusal(link, remote + "clicks").code() == REFUSED_WRITE
         watching.seen.clear()
         with Runbook("writable-follower", link, relay, names, kill, {"Following"}, watching) as book:
-            with watching.looking_away():  # it follows no more, and its namespace is attached for some milliseconds
-                said = book.step("Detach it")
+            said = book.step("Detach it")
             assert re.search(r"^state +reserved", said, re.MULTILINE), said
             assert not link.b.partitions(link.name, remote + "clicks")
             assert (remote, local, "follower") not in mappings(link, link.b)

@@ -7,17 +7,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from support.groups import commit, offsets
 from support.kafka import unique
-from support.links import Linked, Side, linked, taking_transactions, until
+from support.links import Linked, Side, linked, relayed, taking_transactions, until
+from support.relay import Relay
+from support.runbooks import Kill, Runbook, delete_link, kills
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
 
 pytestmark = pytest.mark.brokers
+
+WELL = {"Following", "In-Sync", "Catching Up"}
+"""An asynchronous link is behind for a moment at each record."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,10 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def goes_on(self) -> None:
+        now = self.count()
+        until("it goes on", lambda: self.count() > now + 50)
 
     def _run(self) -> None:
         names, number = list(self._producers), 0
@@ -120,8 +130,7 @@ def test_there_and_back_under_clients_that_write(link: Linked, mode: str) -> Non
             # Where many tests run a broker may take seconds for what takes milliseconds.
             report = sides[leader].proxy.cli("link", "reverse", name, *named, "--hold", "45")
             assert report["reversed"]
-            now = writer.count()
-            until("it goes on", lambda now=now: writer.count() > now + 50)
+            writer.goes_on()
             print(f"{mode}: {leader} to {follower}: no ack for {writer.pause_s(since):.3f} s")
             assert [each["role"] for each in sides[leader].link(name)["mappings"]] == ["follower", "follower"]
             assert [each["role"] for each in sides[follower].link(name)["mappings"]] == ["leader", "leader"]
@@ -150,3 +159,128 @@ def test_there_and_back_under_clients_that_write(link: Linked, mode: str) -> Non
     with pytest.raises(ProxyFailed, match="not led"):
         link.b.proxy.cli("link", "reverse", name, "--local", remote)
     link.a.proxy.cli("link", "delete", name)
+
+
+class Led(NamedTuple):
+    """A leads a namespace and a group to B, which has all of it."""
+
+    link: Linked
+    relay: Relay
+    mode: str
+    orders: str
+    group: str
+
+    @property
+    def topic(self) -> str:
+        return self.orders + "t"
+
+    def book(self, page: str, kill: Kill) -> Runbook:
+        state = "Following" if self.mode == "asynchronous" else "In-Sync"
+        names = {"orders-": self.orders, "app-": self.group, "Following": state}
+        return Runbook(page, self.link, self.relay, names, kill, WELL)
+
+    def writer(self) -> Writer:
+        return Writer({"A": (self.link.a, self.topic), "B": (self.link.b, self.topic)})
+
+    def check_leads(self, leader: Side, follower: Side) -> None:
+        for side, role in ((leader, "leader"), (follower, "follower")):
+            link = side.link(self.link.name)
+            assert ([each["role"] for each in link["mappings"]], link["mode"]) == ([role, role], self.mode)
+        position = offsets(leader, self.group)[self.topic, 0]
+        commit(leader, self.group, {(self.topic, 0): position + 1})
+        until("the position comes", lambda: offsets(follower, self.group)[self.topic, 0] == position + 1)
+        with pytest.raises(KafkaException):
+            follower.produce(self.topic, [b"refused"])
+
+    def check_written(self, writer: Writer) -> None:
+        """Both sides have what was acked; of what was under way as something died it may not be known where it was
+        stored: that was written again."""
+        assert not writer.failed, writer.failed
+        a, b = self.link.a, self.link.b
+        if self.mode == "synchronous":  # until then consumers of the follower wait
+            until("In-Sync", lambda: {side.link(self.link.name)["state"] for side in (a, b)} == {"In-Sync"})
+        for partition in range(2):
+            until("as long", lambda partition=partition: a.end(self.topic, partition) == b.end(self.topic, partition))
+        reads = [[record for each in range(2) for record in side.read(self.topic, each)] for side in (a, b)]
+        assert reads[0] == reads[1]
+        found = Counter(record.value for record in reads[0])
+        acked = Counter(value for value, _ in writer.acked)
+        assert acked <= found
+        assert sum((found - acked).values()) <= 2
+        for side in (a, b):
+            partitions = side.proxy.cli("verify", self.link.name)["partitions"]
+            assert all(each["equal"] for each in partitions if each["topic"] == self.topic)
+
+
+@pytest.fixture(scope="module")
+def pair(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[tuple[Linked, Relay]]:
+    with relayed(*kafka_pair) as (pair, relay), taking_transactions(pair.a, pair.b):
+        pair.raise_levels()
+        yield pair, relay
+
+
+@pytest.fixture(params=["asynchronous", "synchronous"])
+def led(pair: tuple[Linked, Relay], request: pytest.FixtureRequest) -> Iterator[Led]:
+    both, relay = pair
+    a, b = both.a, both.b
+    scene = Led(Linked(a, b, unique("to")), relay, request.param, unique("orders-") + "-", unique("app-"))
+    link, name = scene.link, scene.link.name
+    a.proxy.cli("link", "create", name, "--remote", relay.address)
+    link.raise_levels()
+    try:
+        link.attach(scene.orders, scene.orders)
+        link.attach(scene.group, scene.group, "--type", "consumer-group")
+        a.create_topic(scene.topic, 2)
+        commit(a, scene.group, {(scene.topic, 0): 0})
+        until("the position is there", lambda: offsets(b, scene.group) == {(scene.topic, 0): 0})
+        link.wait_following()
+        if scene.mode == "synchronous":
+            a.proxy.cli("link", "set-mode", name, scene.mode)
+            until("In-Sync", lambda: {side.link(name)["state"] for side in (a, b)} == {"In-Sync"})
+        yield scene
+    finally:
+        delete_link(link, name)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kill", kills("reversal"))
+def test_by_one_command(led: Led, kill: Kill) -> None:
+    """While something dies under it, and clients write to whoever takes it."""
+    link = led.link
+    with led.writer() as writer, led.book("reversal", kill) as book:
+        writer.goes_on()
+        book.step("See what keeps A from following, or B from leading")
+        book.step("Reverse")
+        writer.goes_on()
+        led.check_leads(link.b, link.a)
+        assert "equal" in book.step("See that A follows")
+        book.step("And back")
+        writer.goes_on()
+        led.check_leads(link.a, link.b)
+    led.check_written(writer)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kill", kills("reversal-by-hand"))
+def test_by_the_eight_steps(led: Led, kill: Kill) -> None:
+    """One after the other, as KIP-986 has them."""
+    link, synchronous = led.link, led.mode == "synchronous"
+    with led.writer() as writer, led.book("reversal-by-hand", kill) as book:
+        writer.goes_on()
+        book.step("See the link")
+        book.step("See that it is well")
+        book.step("Reserve what A leads")
+        ends = [link.a.end(led.topic, each) for each in range(2)]
+        assert "reserved" in book.step("See that nobody writes there, and that B has all")
+        assert [link.b.end(led.topic, each) for each in range(2)] == ends
+        (book.step if synchronous else book.leave_out)("Where it is synchronous, have it asynchronous")
+        book.step("Detach")
+        book.step("Attach the other way round")
+        assert not [each for each in link.b.link(link.name)["mappings"] if each["role"] == "follower"]
+        assert [link.b.end(led.topic, each) for each in range(2)] == ends, "it is reserved still"
+        book.step("Clear the reservation at B")
+        book.step("See that B leads")
+        writer.goes_on()
+        (book.step if synchronous else book.leave_out)("Where it was synchronous, have it so again")
+        led.check_leads(link.b, link.a)
+    led.check_written(writer)

@@ -23,6 +23,7 @@ from isthmus_control.origins import PartitionOrigins, at, epoch_at
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_control.shared_prefix import PartitionLog, shared_prefix
 from isthmus_plugins.failover_report import Failover
+from isthmus_plugins.tasks import Supervision, Tasks
 
 SECOND: Final = "b-to-c"
 SECOND_ID: Final = str(uuid.UUID(int=8, version=4))
@@ -166,3 +167,42 @@ class Chain(Replicas):
 @pytest.mark.parametrize("seed", seeds(12))
 def test_the_last_one_of_a_chain_knows_who_wrote_what(seed: int) -> None:
     run_simulated(Chain(seed).run())
+
+
+def test_a_cluster_in_the_middle_writes_nothing_before_all_of_its_proxies_know_that_it_does() -> None:
+    """One that has not read of the term would push the first of it on as the source's."""
+
+    async def work(chain: Chain) -> None:
+        for name in "ABC":
+            chain.begin(name)
+        chain.join()
+        chain.log.write_values(b"shared")
+        await chain.until("copied", lambda: chain.have(chain.log.end))
+        chain.cut()
+        control, all_know = chain.controls["B"], asyncio.Event()
+        enforced = control.enforced
+
+        def is_written() -> bool:
+            goes_on = chain.known("B").open_range
+            return goes_on is not None and not goes_on.via
+
+        async def waits(offset: int) -> None:
+            await enforced(offset)
+            if is_written():
+                await all_know.wait()
+
+        control.enforced = waits  # type: ignore[method-assign]
+        service = chain.ends["B"].parts.service
+        tasks = Tasks("test", Supervision())
+        failover = tasks.start("failover", service.fail_over(LINK, Failover(), lambda done, total: None))
+        await chain.until("its term is recorded", is_written)
+        await asyncio.sleep(5)
+        assert not failover.done()
+        assert control.state.namespaces[NamespaceKey(ResourceType.TOPIC, "remote-")].reserved
+        all_know.set()
+        await failover
+        assert not control.state.namespaces[NamespaceKey(ResourceType.TOPIC, "remote-")].reserved
+        for name in "ABC":
+            await chain.kill(name)
+
+    run_simulated(work(Chain(1)))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.fake_cluster import Partition
+from support.fake_cluster import Partition, simulated_now
 from support.plugins import Proxy, Two, on_two
 from support.promoting import differ
 
@@ -28,6 +28,7 @@ from isthmus_control.origins import Ended
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.links import NamespaceRef, OperationError
+from isthmus_plugins.replication.operations.handing_over import HandingOver
 
 LEADS = links.Attach(local="a-", remote="b-", role="leader")
 GROUPS = links.Attach(
@@ -122,6 +123,27 @@ def test_there_and_back_and_there_again() -> None:
             assert Ended.REVERSED in [each.ended for each in ranges], (name, ranges)
 
     reversing(work)
+
+
+def test_proxies_look_after_reversals_while_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = list[float](), HandingOver._look_after_some
+
+    async def noted(self: HandingOver) -> None:
+        looks.append(simulated_now())
+        await look(self)
+
+    monkeypatch.setattr(HandingOver, "_look_after_some", noted)
+
+    async def work(two: Two) -> None:
+        await following(two)
+        await asyncio.sleep(60)
+        assert not looks
+        await two.a.links.reverse("a-to-b", asked("A"))
+        await two.until("it is over", lambda: not any(each.state.reversals for each in two.controls.values()))
+        await asyncio.sleep(60)
+        assert not looks or looks[-1] < simulated_now() - 50
+
+    on_two(work, 600)
 
 
 def test_who_is_known_to_hold_something_else_leads_once_somebody_says_that_he_knows() -> None:

@@ -161,19 +161,20 @@ class Pairing:
         found, correlation_id = note.head
         candidates: tuple[_Open | None, ...]
         if note.key >> 16 == ApiKey.FETCH:
-            candidates = (session.cut, session.gated.get(correlation_id))
+            candidates = (session.cut, *session.open)  # notes of answers to the first ones may have been dropped
         else:
             candidates = (session.unanswered, session.open[-1] if session.open else None)
         for opened in candidates:
             if opened is not None and opened.note.head[1] == correlation_id:
                 opened.scanned += tuple(unpack_parts(note.said))
-                return self._all_parts(session, opened, note.key & 0xFFFF, found) if found else ()
+                return self._all_parts(session, opened, note.key, found) if found else ()
         return ()
 
-    def _all_parts(self, session: _Session, opened: _Open, version: int, count: int) -> Sequence[Event]:
+    def _all_parts(self, session: _Session, opened: _Open, key: int, count: int) -> Sequence[Event]:
+        version = key & 0xFFFF
         partial = len(opened.scanned) < count
         opened.alike = None
-        if opened.answer is not None:
+        if key >> 16 == ApiKey.FETCH:
             opened.answer_facts = fetched_facts(version, opened.scanned)
             opened.answer_facts.partial = partial
             return self._cut(session) if opened is session.cut else ()

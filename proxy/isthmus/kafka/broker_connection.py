@@ -18,7 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
 from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
@@ -36,6 +36,8 @@ from isthmus_protocol.messages import (
 )
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.throttling import throttle_ms
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 30.0
@@ -294,8 +296,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def decode(self, api_key: int, version: int, frame: bytes | bytearray) -> Any:
         """The payload of an answer that came raw. Raises ConnectionLost where it is none, and closes the connection."""
+        return self.read(lambda: decode_response(api_key, version, frame)[1])
+
+    def read(self, reader: Callable[[], T]) -> T:
+        """What ``reader`` reads in an answer that came raw. Raises ConnectionLost where that raises MalformedFrame, and
+        closes the connection."""
         try:
-            return decode_response(api_key, version, frame)[1]
+            return reader()
         except MalformedFrame as error:
             self._lose(ConnectionLost(f"{self.address}: malformed answer: {error}"))
             raise self._lost_error() from error

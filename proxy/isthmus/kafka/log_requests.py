@@ -24,9 +24,12 @@ from isthmus.kafka.results import (
     TopicPartition,
     as_error,
 )
+from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED, UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.messages import build_request, decode_response
+from isthmus_protocol.record_requests import LIST_OFFSETS_VERSIONS, list_offsets_body
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import Frame
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -90,29 +93,22 @@ class LogRequests(ClusterConnections):
     ) -> dict[TopicPartition, ListedOffset]:
         """``asked``: by partition, the time and the leader epoch."""
 
-        def entry(one: TopicPartition) -> dict[str, Any]:
-            timestamp, epoch = asked[one]
-            return {"partition_index": one.partition, "timestamp": timestamp, "current_leader_epoch": epoch}
-
-        answer = await connection.call(
-            ApiKey.LIST_OFFSETS,
-            {
-                "replica_id": _DEBUGGING_REPLICA if isolation == LOG_END else -1,
-                "isolation_level": max(isolation, READ_UNCOMMITTED),
-                "topics": _by_topic(asked, entry),
-                "timeout": int(self.request_timeout_s * 1000),
-            },
-            timeout=self.request_timeout_s,
+        topics: dict[str, list[tuple[int, int, int]]] = {}
+        for one, (timestamp, epoch) in asked.items():
+            topics.setdefault(one.topic, []).append((one.partition, epoch, timestamp))
+        version = connection.version(ApiKey.LIST_OFFSETS, LIST_OFFSETS_VERSIONS[1])
+        body = list_offsets_body(
+            version,
+            topics,
+            replica_id=_DEBUGGING_REPLICA if isolation == LOG_END else -1,
+            isolation=max(isolation, READ_UNCOMMITTED),
+            timeout_ms=int(self.request_timeout_s * 1000),
         )
+        frame = await connection.send_body(ApiKey.LIST_OFFSETS, version, (body,), timeout=self.request_timeout_s)
         return {
-            TopicPartition(topic.name, result.partition_index): ListedOffset(
-                result.offset,
-                result.timestamp,
-                getattr(result, "leader_epoch", -1),
-                as_error(result.error_code),
-            )
-            for topic in answer.topics
-            for result in topic.partitions
+            TopicPartition(topic, partition): ListedOffset(offset, timestamp, epoch, as_error(error_code))
+            for topic, listed in connection.read(lambda: _listed(version, frame))
+            for partition, offset, timestamp, epoch, error_code in listed
         }
 
     async def fetch_raw(
@@ -393,6 +389,10 @@ def decode_fetch(raw: RawFetch) -> dict[TopicPartition, Fetched]:
         for topic in answer.responses
         for partition in topic.partitions
     }
+
+
+def _listed(version: int, frame: Frame) -> list[tuple[str, list[tuple[int, int, int, int, int]]]]:
+    return [(name.decode(), listed) for name, listed in peeks.listed_offsets(version, frame)]
 
 
 def _diverging(said: Any) -> tuple[int, int] | None:

@@ -94,6 +94,7 @@ class Route:
         "proxy_time",
         "pure",
         "requests",
+        "scans_answers",
         "stream_response",
         "tap",
         "tap_bytes",
@@ -125,6 +126,8 @@ class Route:
         """Notes each request and answer: see :meth:`tell`."""
         self.note: Callable[[TapNote], object] | None = None
         """The tap's: what is asked of a tap on the traffic path is found in one step."""
+        self.scans_answers = False
+        """The tap is to know all of an answer: of one to Fetch."""
         self.tap_bytes = tap_answer_bytes(self.key)
         """So many first bytes of an answer."""
         self.requests = 0
@@ -139,6 +142,7 @@ class Route:
         """Have this note each request and answer from here on; None: nobody."""
         self.tap = tap
         self.note = None if tap is None else tap.note
+        self.scans_answers = tap is not None and self.api_key == ApiKey.FETCH
 
     def go_on_counting(self, before: Route) -> None:
         """This one takes the place of another."""

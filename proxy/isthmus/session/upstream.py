@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.peer import Peer
 from isthmus.session.session import NO_ACKS0, SERVING, Pending, Session, SessionState
-from isthmus.session.tapped_answer import TappedAnswer
+from isthmus.session.tapped_answer import TappedAnswers
 from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_HEAD, TAP_OWN_ANSWER, Gate
 from isthmus_plugins.clock import monotonic
 from isthmus_protocol.wire import MalformedFrame
@@ -31,11 +31,14 @@ class Upstream(Peer):
     """The connection to the broker: answers arrive here."""
 
     __slots__ = (
+        "_answers",
+        "_behind",
         "_downstream",
         "_frame_bytes_max",
         "_gateway",
         "_on_message",
         "_opaque",
+        "_paused",
         "_pending",
         "_session_id",
         "_stream",
@@ -56,8 +59,14 @@ class Upstream(Peer):
         self._downstream = session.downstream
         self._pending = session.pending
         self._stream: ResponseStream | None = None
-        self._tapped: TappedAnswer | None = None
-        """What is streaming, where a tap wants to know more of it."""
+        self._answers: TappedAnswers | None = None
+        """Made when a tap is to note partitions, or more of an answer than has come."""
+        self._tapped: TappedAnswers | None = None
+        """The same, while bytes that come are for it first."""
+        self._behind: bytes | None = None
+        """What has come, and is to be taken when the loop has done other things. ``_tapped`` is there then."""
+        self._paused = False
+        """The client does not read, or too much waits for it."""
         self._opaque = 0
         """How many of the bytes that are streaming are sent on without ``_stream``."""
         self._on_message: Callable[[bytes], None] | None = None
@@ -87,16 +96,22 @@ class Upstream(Peer):
         self._downstream.release_reading()
 
     def pause_reading(self) -> None:
+        self._paused = True
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        self._paused = False
+        if self._behind is None:
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         size = len(data)
         self._gateway.bytes_from_brokers += size
-        if self._tapped is not None and not self._tapped.feed(data):
-            self._tapped = None
+        if self._tapped is not None:
+            data = self._tapped_first(self._tapped, data)
+            if not data:
+                return
+            size = len(data)
         if size < self._opaque:  # the middle of something large
             self._opaque -= size
             self._streaming -= size
@@ -112,6 +127,66 @@ class Upstream(Peer):
         except MalformedFrame as error:
             self.session.fault("malformed answer", str(error))
 
+    # ---- what a tap wants to know more of ----
+
+    def _tapped_first(self, tapped: TappedAnswers, data: bytes) -> bytes:
+        """Have the tap told of the next bytes of what is streaming. Returns as many of them as may go on."""
+        if self._behind is not None:  # something was read all the same
+            self._behind += data
+            return b""
+        taken = tapped.feed(data)
+        if taken < len(data):
+            self._take_later(data[taken:])
+            return data[:taken]
+        if not tapped.wants_more:
+            self._tapped = None
+        return data
+
+    def _take_later(self, data: bytes) -> None:
+        """Take the rest of what has come when the loop has done other things. It begins within what is streaming, or
+        with a frame that :meth:`_looked_ahead` was not through with."""
+        self._behind, self._tapped = data, self._answers
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._take_now)
+
+    def _take_now(self) -> None:
+        data, self._behind = self._behind, None
+        if self._ended():
+            return
+        assert data is not None
+        assert self._answers is not None
+        try:
+            if not self._streaming:
+                self._tapped = None
+                self._answers.go_on()
+                self._own_answers()
+            if data:
+                self._gateway.bytes_from_brokers -= len(data)  # they were counted
+                self.data_received(data)
+        except Exception:  # as where the event loop hands on what has come: what is left of it is gone
+            self.session.close("the proxy could not go on")
+            raise
+        if self._behind is None and not self._ended():
+            self.answered()
+            if not self._paused:
+                self._transport.resume_reading()
+
+    def _ended(self) -> bool:
+        return self.lost or self.session.state is SessionState.CLOSED
+
+    def _looked_ahead(self, of: Route, correlation_id: int, forwarded: float, frame: bytes, at: float) -> bool:
+        """Whether a tap knows all of an answer to Fetch that is there as a whole; if not, it is to be taken later."""
+        if len(frame) <= TAP_BYTES:
+            return True
+        return self._tapped_answers().look_ahead(of, correlation_id, forwarded, frame, at)
+
+    def _tapped_answers(self) -> TappedAnswers:
+        if self._answers is None:
+            self._answers = TappedAnswers(self._session_id)
+        return self._answers
+
+    # ---- frames ----
+
     def _continued(self, data: bytes) -> bytes:
         """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
         rest = self._streaming
@@ -125,6 +200,9 @@ class Upstream(Peer):
             self._downstream.send(self._streamed(data if size == rest else data[:rest]))
             self._stream = None
             self._own_answers()
+            if self._behind is not None:
+                self._behind += data[rest:]
+                return b""
             if size == rest:
                 self.answered()
                 return b""
@@ -197,7 +275,7 @@ class Upstream(Peer):
                 session.fault("answer out of order", f"correlation id {correlation_id}")
                 return
             _, of, forwarded, on_response, own = pending[0]
-            gated = False
+            noted = False
             if size < 4 or (size > self._frame_bytes_max and on_response is not None and of.stream_response is None):
                 session.fault("oversized answer", f"{size} bytes")
                 return
@@ -209,6 +287,10 @@ class Upstream(Peer):
                 pending.popleft()
             elif end <= available:
                 frame = data if end - position == available else data[position:end]
+                if of.scans_answers and not self._looked_ahead(of, correlation_id, forwarded, frame, arrived):
+                    self._take_later(data[position:])
+                    available = position
+                    break
                 try:
                     answer = on_response(frame)
                 except MalformedFrame:
@@ -222,9 +304,9 @@ class Upstream(Peer):
                         send(data[start:position])
                     if own is None:
                         if isinstance(answer, Gate):
-                            gated = True
+                            noted = True
                             if of.tap is not None:  # before it may open
-                                self._note(of, TAP_GATED, correlation_id, forwarded, arrived, frame)
+                                self._note(of, TAP_GATED, arrived, frame)
                             self._downstream.gate(answer, of)
                             if session.state is SessionState.CLOSED:
                                 return
@@ -237,19 +319,27 @@ class Upstream(Peer):
                     break
                 if start < position:
                     send(data[start:position])
-                self._stream = of.stream_response(size + 4)
+                stream = of.stream_response(size + 4)
                 self._streaming = end - available
-                send(self._streamed(data[position:] if position else data))
+                if of.note is not None:
+                    noted = True
+                    self._note(of, TAP_ANSWER, arrived, data[position : position + of.tap_bytes])
+                    available = self._note_more(of, correlation_id, forwarded, size, data, position, arrived)
+                self._stream = stream
+                send(self._streamed(data[position:available] if available - position < len(data) else data))
                 start = end = available
                 pending.popleft()
             note = of.note
-            if note is not None and own is None and not gated:
-                noted = of.tap_bytes
-                whole = end - position == available <= noted
-                first = data if whole else data[position : min(end, position + noted)]
+            if note is not None and own is None and not noted:
+                wanted = of.tap_bytes
+                whole = end - position == available <= wanted
+                first = data if whole else data[position : min(end, position + wanted)]
                 note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, first))
-                if size + 4 > TAP_BYTES or size + 4 > len(first):
-                    self._note_rest(of, correlation_id, forwarded, size, data[position:end])
+                if on_response is None and (size + 4 > TAP_BYTES or size + 4 > len(first)):
+                    taken = self._note_more(of, correlation_id, forwarded, size, data, position, arrived)
+                    if taken < end:
+                        self._opaque = self._streaming
+                        available = end = taken
             position = end
             route = of
             route.broker_time.observe(arrived - forwarded)
@@ -262,9 +352,12 @@ class Upstream(Peer):
                 self._own_answers()
                 if session.state is SessionState.CLOSED:
                     return
+                if self._behind is not None:
+                    self._behind += data[position:available]
+                    available = position
                 send = self._downstream.send
         if start < position:
-            send(data if position - start == available else data[start:position])
+            send(data if position - start == len(data) else data[start:position])
         if position < available:
             rest = data[position:]
             wanted = _RESPONSE_HEAD_SIZE
@@ -276,19 +369,27 @@ class Upstream(Peer):
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
-    def _note(self, of: Route, kind: int, correlation_id: int, forwarded: float, at: float, frame: bytes) -> None:
+    def _note(self, of: Route, kind: int, at: float, frame: bytes) -> None:
         assert of.note is not None
-        size = len(frame) - 4
-        first = frame[: of.tap_bytes]
-        of.note((kind, self._session_id, at, monotonic(), of.key, first))
-        if size + 4 > TAP_BYTES:
-            self._note_rest(of, correlation_id, forwarded, size, frame)
+        of.note((kind, self._session_id, at, monotonic(), of.key, frame[: of.tap_bytes]))
 
-    def _note_rest(self, of: Route, correlation_id: int, forwarded: float, size: int, data: bytes) -> None:
-        """Have a tap note what an answer's first bytes did not say: of those that are there, and as more come."""
-        tapped = TappedAnswer(of, self._session_id, correlation_id, forwarded, size)
-        if tapped.feed(data):
-            self._tapped = tapped
+    def _note_more(
+        self, of: Route, correlation_id: int, forwarded: float, size: int, data: bytes, position: int, arrived: float
+    ) -> int:
+        """Have a tap know more of an answer of this size that streams through and begins at ``data[position]``.
+
+        Where that ends of it which may go on now.
+        """
+        answers = self._tapped_answers()
+        begun = data[position : position + 4 + size]
+        taken = answers.begin(of, correlation_id, forwarded, size + 4, begun, arrived)
+        end = position + taken
+        if taken < len(begun):
+            self._streaming += len(begun) - taken
+            self._take_later(data[end:])
+        elif answers.wants_more:
+            self._tapped = answers
+        return end
 
     def answered(self) -> None:
         """Answers have gone out: go on with what waited for that."""
@@ -302,12 +403,19 @@ class Upstream(Peer):
     def _own_answers(self) -> None:
         """Send the proxy's own answers whose turn has come."""
         pending = self._pending
+        at = 0.0
         while pending and (answer := pending[0][4]):
-            correlation_id, route, forwarded, _, _ = pending.popleft()
+            correlation_id, route, forwarded, _, _ = pending[0]
+            if route.scans_answers and not isinstance(answer, Gate):
+                at = at or monotonic()
+                if not self._looked_ahead(route, correlation_id, forwarded, answer, at):
+                    self._take_later(b"")
+                    return
+            pending.popleft()
             if route.tap is not None:
                 head = TAP_HEAD.pack(_NO_FRAME, correlation_id)
                 frame = head if isinstance(answer, Gate) or len(answer) < len(head) else answer
-                self._note(route, TAP_OWN_ANSWER, correlation_id, forwarded, monotonic(), frame)
+                self._note(route, TAP_OWN_ANSWER, monotonic(), frame)
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1
             if isinstance(answer, Gate):

@@ -118,6 +118,25 @@ def expected_list_offsets(message: Any) -> Any:
     )
 
 
+def expected_listed_offsets(message: Any) -> Any:
+    return [
+        (
+            topic(entry),
+            [
+                (
+                    partition.partition_index,
+                    partition.offset,
+                    partition.timestamp,
+                    getattr(partition, "leader_epoch", None),
+                    partition.error_code,
+                )
+                for partition in entry.partitions
+            ],
+        )
+        for entry in message.topics
+    ]
+
+
 def expected_metadata(message: Any) -> Any:
     topics = message.topics
     if topics is not None:
@@ -202,6 +221,7 @@ PEEKS: list[tuple[ApiKey, str, Callable[..., Any], Callable[[Any], Any]]] = [
     (ApiKey.FETCH, "request", peeks.fetch_partitions, expected_fetch_partitions),
     (ApiKey.FETCH, "response", peeks.fetch_response, expected_fetch_response),
     (ApiKey.LIST_OFFSETS, "request", peeks.list_offsets, expected_list_offsets),
+    (ApiKey.LIST_OFFSETS, "response", peeks.listed_offsets, expected_listed_offsets),
     (ApiKey.METADATA, "request", peeks.metadata, expected_metadata),
     (
         ApiKey.CREATE_TOPICS,

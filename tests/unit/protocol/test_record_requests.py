@@ -12,8 +12,10 @@ from isthmus_protocol import schema
 from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.record_requests import (
     FETCH_VERSIONS,
+    LIST_OFFSETS_VERSIONS,
     PRODUCE_VERSIONS,
     fetch_body,
+    list_offsets_body,
     produce_body,
 )
 from isthmus_protocol.schema import ApiKey
@@ -110,3 +112,25 @@ def test_a_fetch_is_what_kio_writes(version: int, topics: Mapping[bytes, list[Fr
         session_epoch=3,
     )
     assert body == kio_body(ApiKey.FETCH, version, values)
+
+
+@pytest.mark.parametrize("version", range(LIST_OFFSETS_VERSIONS[0], LIST_OFFSETS_VERSIONS[1] + 1))
+def test_a_list_offsets_is_what_kio_writes(version: int) -> None:
+    topics = {"t": [(0, 3, -1), (2**31 - 1, -1, 2**40)], "ü" * 200: [(index, index, -2) for index in range(200)]}
+    values = {
+        "replica_id": -2,
+        "isolation_level": 1,
+        "topics": [
+            {
+                "name": topic,
+                "partitions": [
+                    {"partition_index": index, "current_leader_epoch": epoch, "timestamp": timestamp}
+                    for index, epoch, timestamp in wanted
+                ],
+            }
+            for topic, wanted in topics.items()
+        ],
+        "timeout": 30_000,
+    }
+    body = list_offsets_body(version, topics, replica_id=-2, isolation=1, timeout_ms=30_000)
+    assert body == kio_body(ApiKey.LIST_OFFSETS, version, values)

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,16 +31,20 @@ bind = "127.0.0.1:0"
 
 
 WAITS = f"the brokers do not serve the control topic {control_topic.TOPIC} yet:"
+UNKNOWN = "the cluster has no broker 1 yet, but 2"
+NEVER = "never"
 
 
 class World:
     """A broker that has a control topic without records, and a proxy of it.
 
-    ``is_led_soon``: it leads the topic once the proxy has said that it waits for that.
+    ``known_when``, ``led_when``: the cluster knows the broker, and that leads the topic, once the proxy has said that
+    it waits for this.
     """
 
-    def __init__(self, broker: ScriptedBroker, is_led_soon: bool) -> None:
-        self._is_led_soon = is_led_soon
+    def __init__(self, broker: ScriptedBroker, known_when: str, led_when: str) -> None:
+        self._known_when = known_when
+        self._led_when = led_when
         self.told: list[str] = []
         """What the proxy says it waits for, each time that it reads the metadata."""
         self.read = asyncio.Event()
@@ -55,12 +60,18 @@ class World:
     def _metadata(self, request: Any) -> dict[str, Any]:
         self.told += self.proxy._not_ready()
         topic: dict[str, Any] = {"topic_id": self._topic_id, "leaders": {0: (1, 1)}}
-        if not (self._is_led_soon and any(each.startswith(WAITS) for each in self.told)):
+        if not self._has_said(self._led_when):
             topic |= {"error_code": LEADER_NOT_AVAILABLE, "leaders": {0: (-1, 0)}}
         known = {control_topic.TOPIC: topic}
         asked = list(known) if request.topics is None else [each.name for each in request.topics]
         none = {"error_code": UNKNOWN_TOPIC_OR_PARTITION}
-        return metadata_of([self._broker], {name: known.get(name, none) for name in asked})
+        broker: Any = self._broker
+        if not self._has_said(self._known_when):  # it is another one's address
+            broker = SimpleNamespace(node_id=2, host=broker.host, port=broker.port)
+        return metadata_of([broker], {name: known.get(name, none) for name in asked})
+
+    def _has_said(self, what: str) -> bool:
+        return not what or any(each.startswith(what) for each in self.told)
 
     def _configs(self, request: Any) -> dict[str, Any]:
         entries = [{"name": name, "value": value} for name, value in control_topic.settings(1).items()]
@@ -77,12 +88,14 @@ class World:
         await asyncio.Event().wait()
 
 
-def starting(work: Callable[[World, asyncio.Task[None]], Awaitable[None]], is_led_soon: bool = True) -> None:
+def starting(
+    work: Callable[[World, asyncio.Task[None]], Awaitable[None]], known_when: str = "", led_when: str = ""
+) -> None:
     """``work`` gets the proxy's start."""
 
     async def run() -> None:
         async with asyncio.timeout(30), ScriptedBroker() as broker:
-            world = World(broker, is_led_soon)
+            world = World(broker, known_when, led_when)
             start = asyncio.get_running_loop().create_task(world.proxy.start(), name="start")
             start.add_done_callback(lambda _: world.read.set())
             try:
@@ -104,7 +117,7 @@ def test_a_control_topic_that_has_no_leader_yet_is_waited_for() -> None:
         assert any(each.startswith(f"{WAITS} LEADER_NOT_AVAILABLE") for each in world.told)
         assert world.proxy._not_ready() == ["the proxy is starting"]
 
-    starting(work)
+    starting(work, led_when=WAITS)
 
 
 def test_a_control_topic_that_has_no_leader_for_long_is_told_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +127,26 @@ def test_a_control_topic_that_has_no_leader_for_long_is_told_as_wrong(monkeypatc
         with pytest.raises(ConfigurationError, match="cannot be used: LEADER_NOT_AVAILABLE"):
             await start
 
-    starting(work, is_led_soon=False)
+    starting(work, led_when=NEVER)
+
+
+def test_a_sidecar_waits_for_a_broker_that_the_cluster_does_not_know_yet() -> None:
+    """It ended with INVALID_CONFIG."""
+
+    async def work(world: World, start: asyncio.Task[None]) -> None:
+        await world.read.wait()
+        assert not start.done(), start.exception()
+        assert UNKNOWN in world.told
+        assert world.proxy._not_ready() == ["the proxy is starting"]
+
+    starting(work, known_when=UNKNOWN)
+
+
+def test_a_broker_that_the_cluster_does_not_know_for_long_is_told_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SERVED_WITHIN_S", 0.2)
+
+    async def work(world: World, start: asyncio.Task[None]) -> None:
+        with pytest.raises(ConfigurationError, match="the cluster has no broker 1"):
+            await start
+
+    starting(work, known_when=NEVER)

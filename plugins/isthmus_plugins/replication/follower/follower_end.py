@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
@@ -78,6 +79,8 @@ class FollowerEnd(Part):
         self._dropped: dict[TopicPartition, FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
+        self._leaving: list[tuple[str, NamespaceMapping]] = []
+        """Links' namespaces that are just being detached."""
         self._writers: dict[int, Writers] = {}
         self._origins = FollowerOrigins(context, self._tasks)
         self._prerequisites = Prerequisites(
@@ -357,8 +360,23 @@ class FollowerEnd(Part):
         """End it; when this returns, none of its requests is under way."""
         await self._end(stream, StopReason(reasons.CLOSED, "refilled, or given up"))
 
-    async def end_mapping(self, link_name: str, mapping: NamespaceMapping) -> None:
-        """End the streams of a namespace: nothing of the link is appended to it any more."""
+    @asynccontextmanager
+    async def mapping_ended(self, link_name: str, mapping: NamespaceMapping) -> AsyncIterator[None]:
+        """Inside nothing of the link is appended to a namespace any more, until its streams are opened again: it is
+        about to be detached."""
+        leaving = link_name, mapping
+        self._leaving.append(leaving)
+        try:
+            await self._end_mapping(link_name, mapping)
+            yield
+        finally:
+            self._leaving.remove(leaving)
+
+    def is_leaving(self, link_name: str, topic: str) -> bool:
+        """Whether a topic's namespace is just being detached."""
+        return any(link == link_name and mapping.remote_name(topic) is not None for link, mapping in self._leaving)
+
+    async def _end_mapping(self, link_name: str, mapping: NamespaceMapping) -> None:
         reason = StopReason(reasons.CLOSED, "the namespace was detached")
         for stream in list(self._partitions.values()):
             if stream.link_name == link_name and mapping.remote_name(stream.topic) is not None:

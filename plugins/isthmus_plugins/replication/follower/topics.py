@@ -439,7 +439,7 @@ class FollowerTopics(Part):
         return self._context.clock.time() - record.recorded_ms / 1000 < MADE_S
 
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
-        await self._record(link_name, wanted, local, TopicState.CREATING)
+        await self._record(self._is(link_name, wanted, local, TopicState.CREATING))
         self.settings.made(local)
         try:
             topic_id = await self._create_replicated(wanted, local, wanted.replication_factor)
@@ -493,20 +493,20 @@ class FollowerTopics(Part):
         if plan.action == "refuse":
             reason = Reason(ReasonCode.TARGET_TOPIC_NOT_EMPTY, plan.reason or "")
             if record is None or record.state is not TopicState.REFUSED or record.reason != reason:
-                await self._record(link_name, wanted, local, TopicState.REFUSED, existing.topic_id, reason)
+                await self._record(self._is(link_name, wanted, local, TopicState.REFUSED, existing.topic_id, reason))
             raise Refusal(reason.code, reason.message)
         cluster = self._context.cluster
         if plan.action == "cut":  # a truncation begins, and nothing comes into the topic before that is over
             log.warning(
                 "follower topic to be cut", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
             )
-            await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
+            await self._record(self._is(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id))
             raise _to_be_cut(local)
         if plan.action == "truncate":
             log.warning(
                 "follower topic emptied", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
             )
-            await self._record(link_name, wanted, local, TopicState.CREATING)
+            await self._record(self._is(link_name, wanted, local, TopicState.CREATING))
             await self._lose(existing)
             await self._create(link_name, wanted, local)
             return
@@ -655,20 +655,11 @@ class FollowerTopics(Part):
 
     # ---- records of the control log ----
 
-    async def _record(
-        self,
-        link_name: str,
-        wanted: calls.WantedTopic,
-        local: str,
-        topic_state: TopicState,
-        topic_id: bytes | None = None,
-        reason: Reason | None = None,
-    ) -> None:
-        body = self._is(link_name, wanted, local, topic_state, topic_id, reason)
-        known = self._context.control.state.follower_topics.get(local)
+    async def _record(self, topic: SetFollowerTopic) -> None:
+        known = self._context.control.state.follower_topics.get(topic.topic)
         # What brokers refuse to make is tried again and again: what is meant is recorded once.
-        if known is None or topic_state is not TopicState.CREATING or not topic_plans.is_intent(known, body):
-            await self._append(body)
+        if known is None or topic.state is not TopicState.CREATING or not topic_plans.is_intent(known, topic):
+            await self._append(topic)
 
     async def _follows(
         self, link_name: str, wanted: calls.WantedTopic, local: str, topic_id: bytes, ends: Mapping[int, int]

@@ -167,7 +167,7 @@ class Discovery:
 
     def is_empty(self, key: LinkPartition) -> bool | None:
         """Whether nothing was in a led partition just now; None: that is not known."""
-        return self._targets.empty.said(self.topic_ids[key.topic], key.partition)
+        return self._targets.recent_ends.is_empty(self.topic_ids[key.topic], key.partition)
 
     def new_for_s(self, key: LinkPartition) -> float | None:
         """Since when there is a led partition, in a namespace that was led before; None: it is not new, or that old."""

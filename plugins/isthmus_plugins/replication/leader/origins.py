@@ -48,7 +48,7 @@ class LeaderOrigins:
 
     async def _begin(self, begun: Sequence[Begun]) -> None:
         with suppress(BrokerUnavailable, KafkaRefused):  # as a stream opens it is done again, and told
-            await asyncio.gather(*map(self._own.begin_first_term, begun))
+            await asyncio.gather(*map(self._own.begin_term, begun))
 
     def _are_told(self, connection: LinkConnection) -> bool:
         """Whether followers behind a connection record where records come from."""
@@ -64,16 +64,16 @@ class LeaderOrigins:
         cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
         end = await cluster.log_end(topic, partition)
         stream.tells_origins = True
+        begun = Begun(topic, topic_id, partition, TermStart(end, stream.leader_epoch))
         is_followed = self._is_followed(topic, topic_id)
         if not is_followed:  # before anything else is asked: who records it later is to have read the later end
-            await self._own.begin_term(Begun(topic, topic_id, partition, TermStart(end, stream.leader_epoch)))
+            await self._own.begin_term(begun)
         start = await cluster.log_start(topic, partition) if end else 0
         log = start, max(start, end)  # what was deleted in between had been there
         if is_followed:
             check_lease(self._context)
         else:
-            begun = Begun(topic, topic_id, partition, TermStart(log[1], stream.leader_epoch))
-            await self._own.record_written(begun, start)
+            await self._own.record_written(begun._replace(start=TermStart(log[1], stream.leader_epoch)), start)
         return self._said(stream, log)
 
     def are_known(self, stream: LeaderStream, header: BatchHeader) -> bool:

@@ -14,7 +14,7 @@ from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import RarelyEach
-from isthmus_plugins.replication.leader.empty_partitions import EmptyPartitions
+from isthmus_plugins.replication.leader.recent_ends import RecentEnds
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
 from isthmus_plugins.replication.link import calls
@@ -140,7 +140,7 @@ class TargetTopics:
         """By link and topic."""
         self.sends: Set[str] = frozenset()
         """Topics whose settings are this proxy's to send."""
-        self.empty = EmptyPartitions(context)
+        self.recent_ends = RecentEnds(context)
         """Of topics that the target may have to make, or to give partitions."""
 
     def prepare(self, link_name: str, wanted: Wanted, every: list[str]) -> None:
@@ -327,7 +327,7 @@ class TargetTopics:
         may_be_made = {name for name in wanted if not self._is_ready(link_name, name)}
         grown = {name for name, (_, info) in wanted.items() if self._lacks_partitions(link_name, info)}
         await asyncio.gather(
-            self.empty.read([wanted[name][1] for name in grown]),
+            self.recent_ends.read([wanted[name][1] for name in grown]),
             self._configs.read([wanted[name][1] for name in may_be_made if self._configs.of(wanted[name][1]) is None]),
         )
         sent = {
@@ -363,12 +363,12 @@ class TargetTopics:
             if mapping.offsets is None and self._lacks_partitions(link_name, info):
                 topic_id = str(uuid.UUID(bytes=info.topic_id))
                 for partition, (leader, epoch, *_) in enumerate(info.partitions):
-                    end = self.empty.end(info.topic_id, partition)
+                    end = self.recent_ends.end(info.topic_id, partition)
                     if end is not None and self._context.fronts(leader):
-                        yield Begun(info.name, topic_id, partition, TermStart(end, epoch))
+                        yield Begun(info.name, topic_id, partition, TermStart(end, epoch), only_if_new=True)
 
     def _empty(self, info: TopicInfo) -> tuple[int, ...] | None:
-        found = (each for each in range(len(info.partitions)) if self.empty.said(info.topic_id, each))
+        found = (each for each in range(len(info.partitions)) if self.recent_ends.is_empty(info.topic_id, each))
         return tuple(found) or None
 
     def prepare_again(self, link_name: str, topic: str) -> None:

@@ -35,6 +35,8 @@ class Begun(NamedTuple):
     topic_id: str
     partition: int
     start: TermStart
+    only_if_new: bool = False
+    """Not where anything is recorded of its topic: what was recorded since its end was read says more."""
 
 
 class Seen(NamedTuple):
@@ -130,24 +132,18 @@ class OwnLogs:
     def __init__(self, context: PluginContext, tasks: Tasks) -> None:
         self._context = context
         self._terms = JoinedCommands(context, tasks, "terms", _terms)
-        self._first_terms = JoinedCommands(context, tasks, "first-terms", _first_terms)
         self._epochs = JoinedCommands(context, tasks, "log-epochs", epochs_due)
 
     async def begin_term(self, begun: Begun) -> None:
         """Record that this cluster writes in a partition, if it did not before. Raises BrokerUnavailable."""
         await self._recorded(self._terms, begun)
 
-    async def begin_first_term(self, begun: Begun) -> None:
-        """The same, unless anything is recorded of its topic, as of one that is new. Its end may have been read a while
-        ago: what was recorded since then says more. Raises BrokerUnavailable."""
-        await self._recorded(self._first_terms, begun)
-
     async def record_written(self, begun: Begun, log_start: int) -> None:
         """Record the leader epochs of a log up to its end, as its leader says them, where the last is another one.
 
         ``begun``: with its end. Raises BrokerUnavailable, KafkaRefused.
         """
-        topic, topic_id, partition, (log_end, leader_epoch) = begun
+        topic, topic_id, partition, (log_end, leader_epoch), _ = begun
         known = self._context.control.state.origins_of(topic, topic_id, partition).ranges
         last = next((each.epochs[-1].epoch for each in reversed(known) if each.epochs), NO_EPOCH)
         log = log_start, log_end
@@ -177,13 +173,10 @@ def is_new(state: ControlState, begun: Begun) -> bool:
     return not state.origins_of(begun.topic, begun.topic_id, begun.partition).ranges
 
 
-def _first_terms(state: ControlState, begun: Sequence[Begun]) -> Sequence[Body]:
-    return _terms(state, [each for each in begun if is_new(state, each)])
-
-
 def _terms(state: ControlState, begun: Sequence[Begun], ended: Ended = Ended.DETACHED) -> Sequence[Body]:
     """``ended``: how what was followed there ended, where nobody has recorded that."""
     ends: dict[histories.Topic, dict[int, TermStart]] = {}
-    for each in begun:
-        ends.setdefault((each.topic, each.topic_id), {})[each.partition] = each.start
+    for each in sorted(begun, key=lambda each: not each.only_if_new):  # another end of the same was read later
+        if not each.only_if_new or is_new(state, each):
+            ends.setdefault((each.topic, each.topic_id), {})[each.partition] = each.start
     return histories.to_lead(state, ends, ended)

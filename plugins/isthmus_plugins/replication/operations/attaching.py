@@ -544,9 +544,12 @@ class Attaching:
     ) -> None:
         """Detach a mapping at this end. ``for_peer``: the other side may attach it again. ``ended``: what it is for."""
         topics_follow = mapping.role is Role.FOLLOWER and mapping.type is ResourceType.TOPIC
+        detached = DetachNamespace(link.name, mapping.type, mapping.local_prefix, for_peer)
         if topics_follow:
-            await self._follower_end.end_mapping(link.name, mapping)
-        await self._commands.append(DetachNamespace(link.name, mapping.type, mapping.local_prefix, for_peer))
+            async with self._follower_end.mapping_ended(link.name, mapping):
+                await self._commands.append(detached)
+        else:
+            await self._commands.append(detached)
         if mapping.role is Role.FOLLOWER:
             await self._commands.enforced()
             await self._group_follower.left()

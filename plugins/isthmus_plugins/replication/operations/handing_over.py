@@ -51,7 +51,7 @@ from isthmus_plugins.tasks import Tasks
 log = logging.getLogger("isthmus_plugins.replication")
 
 LOOK_S: Final = 0.5
-"""How often a proxy looks after reversals that nobody may be carrying out."""
+"""How often a proxy looks after reversals that nobody may be carrying out, while there are any."""
 MARGIN_S: Final = 2.0
 """So much longer than it should take somebody else's reversal is left alone."""
 TOLD_S: Final = 10.0
@@ -87,12 +87,21 @@ class HandingOver:
         """Since when (monotonic seconds) it has known them to be in a step."""
         self._waits: dict[str, str] = {}
         """What they wait for, or what failed."""
+        self._under_way = asyncio.Event()
+        """Something is being reversed."""
 
     def start(self) -> None:
         self._tasks.keep("look-after", self._look_after_all)
 
     async def stop(self) -> None:
         await self._tasks.close()
+
+    def control_changed(self, state: ControlState) -> None:
+        """What is being reversed may be something else."""
+        if state.reversals:
+            self._under_way.set()
+        else:
+            self._under_way.clear()
 
     def statuses(self, link_name: str) -> list[ReversalStatus]:
         """The reversals of a link that are under way."""
@@ -368,16 +377,20 @@ class HandingOver:
 
     async def _look_after_all(self) -> None:
         while True:
+            await self._under_way.wait()
             await asyncio.sleep(LOOK_S)
-            state = self._context.control.state
-            steps = {(each.reversal_id, each.step) for each in state.reversals.values()}
-            self._seen = {step: self._seen.get(step, self._clock.monotonic()) for step in steps}
-            self._waits = {name: why for name, why in self._waits.items() if name in state.reversals}
-            if self._clock.monotonic() > self._context.lease_deadline:
-                continue
-            for reversal in state.reversals.values():
-                if reversal.reversal_id not in self._running:
-                    await self._look_after(state, reversal)
+            await self._look_after_some()
+
+    async def _look_after_some(self) -> None:
+        state = self._context.control.state
+        steps = {(each.reversal_id, each.step) for each in state.reversals.values()}
+        self._seen = {step: self._seen.get(step, self._clock.monotonic()) for step in steps}
+        self._waits = {name: why for name, why in self._waits.items() if name in state.reversals}
+        if self._clock.monotonic() > self._context.lease_deadline:
+            return
+        for reversal in state.reversals.values():
+            if reversal.reversal_id not in self._running:
+                await self._look_after(state, reversal)
 
     async def _look_after(self, state: ControlState, reversal: Reversal) -> None:
         try:

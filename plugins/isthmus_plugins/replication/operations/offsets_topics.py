@@ -106,8 +106,8 @@ class OffsetsTopics:
         mapping = link.offsets_topic(Role.FOLLOWER)
         if mapping is None:
             return
-        await self._follower_end.end_mapping(link.name, mapping)
-        await self._append(SetOffsetsTopic(link.name, Role.FOLLOWER, None))
+        async with self._follower_end.mapping_ended(link.name, mapping):
+            await self._append(SetOffsetsTopic(link.name, Role.FOLLOWER, None))
         try:
             await self._follower_topics.detached(link.name, mapping)
         except (BrokerUnavailable, KafkaRefused, Refusal) as error:

@@ -364,7 +364,9 @@ class Promotions:
     async def _carry_out(self, promotion: Promotion, reports: Mapping[NamespaceKey, PromotedNamespace]) -> None:
         """Everything after the beginning, for all that goes together. Raises OperationError; it can be done again."""
         link = self._context.control.state.links.get(promotion.link)
-        attached = [] if link is None else [each for key in promotion.keys if (each := link.mapping(*key)) is not None]
+        pairs = [] if link is None else [link.mapping(*key) for key in promotion.keys]
+        # What led over it again before its reservation was cleared goes on leading.
+        attached = [each for each in pairs if each is not None and each.role is Role.FOLLOWER]
         ours = self._context.incarnation
         if link is not None and attached:
             refused: OperationError | None = None
@@ -437,7 +439,9 @@ class Promotions:
                 await begin_terms(self._context, topics, _how(promotion))
                 lookup = self._context.control.state.lookup
                 if any(lookup.leading(ResourceType.TOPIC, each.name) for each in topics):
-                    await self._enforced()  # who pushes it on knows whose it is before there is anything to push
+                    # A proxy that has not read of the term would push the first of it on as the source's: markers, or
+                    # what a client writes once the reservation is cleared.
+                    await self._enforced()
 
                 async def make_own(topic: TopicInfo) -> tuple[Ended, list[str]]:
                     made = await self._ends.end(await self._markers(stored, topic))

@@ -198,7 +198,8 @@ class LinkService(Part):
 
     def control_changed(self, state: ControlState) -> None:
         self._moving_clients.control_changed(state)
-        super().control_changed(state)
+        self._handing_over.control_changed(state)
+        self.wake()
 
     def wake(self) -> None:
         self._rotations.look()

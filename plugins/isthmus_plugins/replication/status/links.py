@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, LinkMode, ResourceType, Role, TopicState
@@ -181,8 +182,7 @@ class LinkStatuses:
             return self._leader_end.holds_from_first(link.name, None)
         topics = self._follower_topics
         follows = any(
-            record.link == link.name and record.state is TopicState.FOLLOWING and not topics.is_new(record.topic)
-            for record in self._context.control.state.follower_topics.values()
+            record.state is TopicState.FOLLOWING and not topics.is_new(record.topic) for record in self._followed(link)
         )
         return not follows and topics.holds_new(link.name)
 
@@ -248,13 +248,21 @@ class LinkStatuses:
             found.append(status)
         return found
 
+    def _followed(self, link: Link) -> Iterator[FollowerTopic]:
+        """Its topics here, without those that it is about to have no more."""
+        for record in self._context.control.state.follower_topics.values():
+            if record.link == link.name and not self._follower_end.is_leaving(link.name, record.topic):
+                yield record
+
     def _follower_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
-        streams = {stream.place: stream for stream in self._follower_end.streams() if stream.link_name == link.name}
+        streams = {
+            stream.place: stream
+            for stream in self._follower_end.streams()
+            if stream.link_name == link.name and not self._follower_end.is_leaving(link.name, stream.topic)
+        }
         found = [self._follower_status(stream, connected) for _, stream in sorted(streams.items())]
         state = self._context.control.state
-        for _, record in sorted(state.follower_topics.items()):
-            if record.link != link.name:
-                continue
+        for record in sorted(self._followed(link), key=attrgetter("topic")):
             if record.state is TopicState.REFUSED and record.reason is not None:
                 found.append(
                     PartitionStatus(

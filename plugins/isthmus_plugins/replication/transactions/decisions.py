@@ -103,6 +103,7 @@ class Decisions(Part):
     def start(self) -> None:
         self.tail.start()
         self._groups_of.start()
+        self.end_txn.start()
         self._tasks.keep("send", self._send_for_ever)
 
     async def stop(self) -> None:
@@ -317,7 +318,7 @@ class Decisions(Part):
     async def _send_for_ever(self) -> None:
         while True:
             self._work.clear()
-            self.end_txn.expire()  # first: whatever becomes of the rest, clients are answered
+            await self.end_txn.expire()  # first: whatever becomes of the rest, clients are answered
             fresh, self._fresh = self._fresh, []
             if fresh:
                 self._tasks.keep("ends", partial(self._read_ends, fresh))

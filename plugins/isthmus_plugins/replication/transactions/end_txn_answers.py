@@ -26,6 +26,8 @@ from isthmus_protocol.transaction_log import TRANSACTION_TOPIC
 log = logging.getLogger("isthmus_plugins.replication")
 
 RETRY_S: Final = 0.05
+NAMED_AT_ONCE: Final = 200
+"""Transactional ids of one step of the loop whose partitions are found: a millisecond."""
 
 
 class EndTxnAnswers:
@@ -46,15 +48,19 @@ class EndTxnAnswers:
         self._held = EndTxnGate(tail.reached, outstanding, context.clock.monotonic, self._ask)
         self._active = False
         self._asking = False
+        self._due = asyncio.Event()
+        """Something may go that was not looked at since."""
+
+    def start(self) -> None:
+        self._tasks.keep("check", self._check_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     def follow(self, active: bool) -> None:
-        """Whether any answer has to wait."""
+        """Whether any answer has to wait. Then :meth:`check` is to be called."""
         self._active = active
-        if not active:
-            self._held.let_all_go()
+        self._held.follow(active)
 
     # ---- requests ----
 
@@ -80,14 +86,26 @@ class EndTxnAnswers:
     # ---- what answers wait for ----
 
     def check(self) -> None:
-        """More was read, or is confirmed, or less is needed."""
-        if self._held:
-            self._held.check()
+        """More was read, or is confirmed, or less is needed: what may go goes, at once if few wait."""
+        if self._held.has_few:
+            for _ in self._held.check():
+                pass
+        else:
+            self._due.set()
 
-    def expire(self) -> None:
+    async def _check_for_ever(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            for _ in self._held.check():
+                await asyncio.sleep(0)
+
+    async def expire(self) -> None:
         """Answer what has waited for too long, so that its client asks again."""
-        for transactional_id in self._held.expire(self._clock.monotonic()):
-            log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
+        for transactional_ids in self._held.expire(self._clock.monotonic()):
+            for transactional_id in transactional_ids:
+                log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
+            await asyncio.sleep(0)
 
     def _ask(self) -> None:
         if not self._asking:
@@ -99,7 +117,9 @@ class EndTxnAnswers:
         try:
             while taken := self._held.take_unknown_ends():
                 by_partition: dict[int, list[HeldTransaction]] = {}
-                for answer in taken:
+                for number, answer in enumerate(taken, 1):
+                    if not number % NAMED_AT_ONCE:
+                        await asyncio.sleep(0)
                     answer.partition = self._tail.partition_of(answer.transactional_id)
                     if answer.partition is not None:
                         by_partition.setdefault(answer.partition, []).append(answer)
@@ -120,3 +140,4 @@ class EndTxnAnswers:
             for answer in waiting[partition]:
                 answer.log_end = end
             self._held.ends_read(waiting[partition])
+        self.check()

@@ -2,11 +2,14 @@
 
 Without I/O. An answer waits until the transaction log was read up to where it ended after the broker had answered, and
 then until no decision of its transactional id is outstanding. No longer than :data:`HELD_S`: heartbeats wait behind it.
+
+Many are looked at, let go and refused in steps, between which the loop does other things. Each counts as what it is in
+its step: an answer that came later would find the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +20,12 @@ from isthmus_protocol.refusals import refuse_all
 from isthmus_protocol.schema import ApiKey
 
 HELD_S: Final = 3.0
+LOOKED_AT_ONCE: Final = 500
+"""Answers of one step, in which none goes: half a millisecond."""
+_COSTS_GONE: Final = 5
+"""So many of them cost what one does that goes out."""
+LATE_AT_ONCE: Final = 20
+"""Answers of one step that are refused: each is decoded and encoded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +61,7 @@ class EndTxnGate:
         self._waiting: dict[HeldTransaction, None] = {}
         self._unknown_ends: list[HeldTransaction] = []
         self._on_unknown_end = on_unknown_end
+        self._active = True
 
     def hold(self, transactional_id: str, request: bytes, frame: bytes) -> Gate:
         """The broker has answered a commit without an error."""
@@ -61,8 +71,10 @@ class EndTxnGate:
         self._on_unknown_end()
         return answer.gate
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    @property
+    def has_few(self) -> bool:
+        """Whether :meth:`check` has one step, whatever may go."""
+        return len(self._waiting) * (1 + _COSTS_GONE) <= LOOKED_AT_ONCE
 
     def take_unknown_ends(self) -> list[HeldTransaction]:
         """Answers whose log end is to be read from now on."""
@@ -70,15 +82,27 @@ class EndTxnGate:
         return [answer for answer in taken if answer in self._waiting]
 
     def ends_read(self, answers: Iterable[HeldTransaction]) -> None:
-        """Their partition and log end were read, or not."""
+        """Their partition and log end were read, or not. Then :meth:`check` is to be called."""
         self._unknown_ends += [answer for answer in answers if answer.log_end is None]
-        self.check()
 
-    def check(self) -> None:
-        """More was read, or is confirmed, or less is needed."""
-        for answer in [answer for answer in self._waiting if answer.gate.dropped or self._may_go(answer)]:
-            del self._waiting[answer]
-            answer.gate.open(answer.frame)
+    def follow(self, active: bool) -> None:
+        """Whether an answer needs anything. Then :meth:`check` is to be called."""
+        self._active = active
+
+    def check(self) -> Iterator[None]:
+        """More was read, or is confirmed, or less is needed: let go what may, step by step. To be gone through."""
+        left = LOOKED_AT_ONCE
+        for answer in list(self._waiting):
+            if left <= 0:
+                yield
+                left = LOOKED_AT_ONCE
+            if answer not in self._waiting:  # any more
+                continue
+            left -= 1
+            if not self._active or answer.gate.dropped or self._may_go(answer):
+                left -= _COSTS_GONE
+                del self._waiting[answer]
+                answer.gate.open(answer.frame)
 
     def _may_go(self, answer: HeldTransaction) -> bool:
         return (
@@ -88,19 +112,18 @@ class EndTxnGate:
             and not self._outstanding(answer.transactional_id)
         )
 
-    def let_all_go(self) -> None:
-        """No answer needs anything any more."""
-        waiting, self._waiting = self._waiting, {}
-        for answer in waiting:
-            answer.gate.open(answer.frame)
+    def expire(self, now: float) -> Iterator[list[str]]:
+        """Answer what has waited for too long, so that its client asks again, step by step; the ids of each step.
 
-    def expire(self, now: float) -> list[str]:
-        """Answer what has waited for too long, so that its client asks again; the ids."""
+        To be gone through.
+        """
         late = [answer for answer in self._waiting if answer.deadline <= now]
-        for answer in late:
-            del self._waiting[answer]
-            answer.gate.open(_not_confirmed(answer.request, answer.transactional_id))
-        return [answer.transactional_id for answer in late]
+        for begin in range(0, len(late), LATE_AT_ONCE):
+            step = [answer for answer in late[begin : begin + LATE_AT_ONCE] if answer in self._waiting]
+            for answer in step:
+                del self._waiting[answer]
+                answer.gate.open(_not_confirmed(answer.request, answer.transactional_id))
+            yield [answer.transactional_id for answer in step]
 
 
 def _not_confirmed(request: bytes, transactional_id: str) -> bytes:

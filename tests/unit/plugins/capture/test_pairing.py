@@ -209,19 +209,25 @@ def test_what_was_fetched(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.GATED, Kind.OWN_ANSWER])
-def test_all_partitions_of_a_large_fetch_are_known(version: int, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ahead"), [(Kind.ANSWER, False), (Kind.ANSWER, True), (Kind.GATED, True), (Kind.OWN_ANSWER, True)]
+)
+def test_all_partitions_of_a_large_fetch_are_known(version: int, kind: Kind, ahead: bool) -> None:
+    """Those of one that hooks have seen as a whole come before it (``ahead``)."""
     proxy = Proxy()
     named = {"topic_id": ID} if version >= 13 else {"topic": "by-id"}
     asked = [{"partition": partition} for partition in range(100)]  # more than the first bytes say
     proxy.ask(ApiKey.FETCH, version, {"topics": [{**named, "partitions": asked}]})
     records = batch(3, bytes(900), Compression.GZIP) + batch(2, bytes(900))
     values = fetched(version, (2, 0, records), (3, 6, b""), (4, 0, batch(7, bytes(9))))
-    proxy.answer(ApiKey.FETCH, version, values, kind)
     parts = found(version, values)
+    if not ahead:
+        proxy.answer(ApiKey.FETCH, version, values, kind)
     proxy.parts(ApiKey.FETCH, version, parts[:2])
     assert proxy.events == [], "it waits for its partitions"
     proxy.parts(ApiKey.FETCH, version, parts[2:], 3)
+    if ahead:
+        proxy.answer(ApiKey.FETCH, version, values, kind)
     if kind == Kind.GATED:
         proxy.tell(Kind.SENT)
     assert [

@@ -1,4 +1,7 @@
-"""What a tap is told of answers to Fetch: on real sockets, a broker that the test plays, notes paired as by capture."""
+"""What a tap is told of Produce requests and of answers to Fetch, as capture pairs its notes.
+
+On real sockets, with a broker that the test plays.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from isthmus.session.downstream import Downstream
 from isthmus.session.listener import Limits
 from isthmus.session.session import SessionState
 from isthmus.session.tapped_produce import UNITS_AT_ONCE
+from isthmus.session.upstream import Upstream
 from isthmus_plugins.api import Answer, Gate, Replace, Request, RequestHook
 from isthmus_plugins.capture.notes import Kind, Note, pack, unpack
 from isthmus_plugins.capture.pairing import Pairing
@@ -25,10 +29,12 @@ from isthmus_plugins.capture.recorder import Recorder
 from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks, schema
 from isthmus_protocol.bodies import build
+from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.partition_scan import PartitionScan
 from isthmus_protocol.produce_scan import ProduceScan
 from isthmus_protocol.record_codec import Record, encode_batch
-from isthmus_protocol.records import BatchHeader
+from isthmus_protocol.records import BatchHeader, walk
 from isthmus_protocol.schema import ApiKey
 
 VERSIONS = [4, 11, 12, 15, 17]
@@ -130,7 +136,7 @@ def test_answers_that_are_held_whole_are_told_alike(how: str) -> None:
             if how == "at a gate":
                 await upstream.take()
                 upstream.send(frame)
-                await until(lambda: any(note.kind == Kind.PARTS for note in tapped.notes))
+                await until(lambda: any(note.kind == Kind.GATED for note in tapped.notes))
                 gate.open(frame)
             assert await client.take() == frame
             assert tapped.counts() == counts
@@ -176,13 +182,13 @@ def test_a_produce_to_thousands_of_topics_that_was_held_is_scanned_in_the_thread
 
 
 class Steps:
-    """What is read of Produce requests in each step of the loop."""
+    """What is read of Produce requests, or of answers to Fetch, in each step of the loop."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[PartitionScan] = ProduceScan) -> None:
         self.units: list[int] = []
-        feed = ProduceScan.feed
+        feed = kind.feed
 
-        def noted(scan: ProduceScan, data: bytes, *units_max: int) -> int:
+        def noted(scan: PartitionScan, data: bytes, *units_max: int) -> int:
             if not units_max:  # not of the traffic path
                 return feed(scan, data)
             if not self.units or (self.units[-1] and not self._same_step):
@@ -196,7 +202,7 @@ class Steps:
                 self.units[-1] += scan.units - before
 
         self._same_step = False
-        monkeypatch.setattr(ProduceScan, "feed", noted)
+        monkeypatch.setattr(kind, "feed", noted)
 
     def _next(self) -> None:
         self._same_step = False
@@ -331,6 +337,168 @@ def test_a_drain_takes_in_what_is_read_in_steps_and_nothing_behind_it(monkeypatc
             upstream.send(answer(1))
             assert await client.take() == answer(1)
             assert await upstream.closed() == b""
+
+    run(main())
+
+
+def many_fetched(correlation_id: int, version: int, parts: list[bytes], topics: int = 1) -> bytes:
+    """An answer to Fetch of partitions with these records, in so many topics each."""
+    data = [{"partition_index": index, "records": records} for index, records in enumerate(parts)]
+    topic: dict[str, Any] = {} if peeks.topics_are_ids(ApiKey.FETCH, version) else {"topic": "t"}
+    values = {"responses": [{**topic, "partitions": data}] * topics}
+    return encode_response(build(schema.response_type(ApiKey.FETCH, version), values), correlation_id)
+
+
+EMPTY_PARTS = [b""] * MANY
+SMALL_BATCHES = [b"".join(batch(number, 1, 0) for number in range(4 * MANY)), batch(0, 2, 9), b""]
+ANSWERS: list[tuple[list[bytes], int]] = [(EMPTY_PARTS, 1), ([batch(0, 1, 0)], MANY), (SMALL_BATCHES, 1)]
+
+
+@pytest.mark.parametrize("how", ["streams", "seen by a hook", "at a gate", "by the proxy"])
+@pytest.mark.parametrize("version", [12, 17])
+@pytest.mark.parametrize(("parts", "topics"), ANSWERS, ids=["without records", "topics", "small batches"])
+def test_an_answer_of_thousands_is_read_in_steps(
+    parts: list[bytes], topics: int, version: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes out as it came, is told of as a whole, and what comes behind it goes out behind it."""
+    gates = list[Gate]()
+
+    def gated(_: bytes) -> Gate:
+        gates.append(Gate())
+        return gates[-1]
+
+    def asked(request: Request) -> Replace | Answer | None:
+        if how == "by the proxy":
+            return Answer(many_fetched(request.correlation_id, version, parts, topics), "test")
+        if how == "streams":
+            return None
+        return Replace(request.frame, gated if how == "at a gate" else lambda frame: frame)
+
+    async def main() -> None:
+        steps = Steps(monkeypatch, FetchScan)
+        async with fronted(hook(asked, api_key=ApiKey.FETCH)) as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            frames = [many_fetched(number, version, parts, topics) for number in (1, 2)]
+            client.send(fetch(1, version), request(3), fetch(2, version), request(4))
+            if how == "by the proxy":
+                await upstream.take()
+                await upstream.take()
+                upstream.send(answer(3), answer(4))
+            else:
+                for _ in range(4):
+                    await upstream.take()
+                upstream.send(frames[0], answer(3), frames[1], answer(4))
+            if how == "at a gate":
+                for number, frame in enumerate(frames):
+                    await until(lambda number=number: len(gates) > number)  # type: ignore[misc]
+                    gates[number].open(frame)
+            assert [await client.take() for _ in range(4)] == [frames[0], answer(3), frames[1], answer(4)]
+            events = [each for each in tapped.events() if each.api_key == ApiKey.FETCH]
+            found = [(each.partition, each.batch_bytes, each.batches) for each in events]
+            assert found == [
+                (index, len(records), sum(1 for _ in walk(records))) for index, records in enumerate(parts)
+            ] * (2 * topics)
+            assert not any(each.partial for each in events)
+            assert max(steps.units) <= 2 * UNITS_AT_ONCE + 25, "the end of one, and the beginning of others"
+            assert sum(steps.units) > MANY
+
+    run(main())
+
+
+def test_many_answers_that_come_at_once_are_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steps = Steps(monkeypatch, FetchScan)
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            client.send(*(fetch(number, 12) for number in range(200)))
+            for _ in range(200):
+                await upstream.take()
+            frames = [many_fetched(number, 12, [b""] * 100) for number in range(200)]
+            upstream.send(*frames)
+            assert [await client.take() for _ in frames] == frames
+            assert Counter(each.correlation_id for each in tapped.events()) == dict.fromkeys(range(200), 100)
+            assert max(steps.units) <= 2 * UNITS_AT_ONCE, "the end of one, and the beginning of others"
+
+    run(main())
+
+
+def test_a_drain_takes_in_answers_that_are_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, session = await front.connect()
+            take_later = Upstream._take_later
+
+            def drained(self: Upstream, data: bytes) -> None:
+                take_later(self, data)
+                session.drain()
+
+            monkeypatch.setattr(Upstream, "_take_later", drained)
+            client.send(fetch(1, 12))
+            await upstream.take()
+            frame = many_fetched(1, 12, EMPTY_PARTS)
+            upstream.send(frame)
+            assert await client.take() == frame
+            assert await upstream.closed() == b""
+            assert len(tapped.counts()) == MANY
+
+    run(main())
+
+
+@pytest.mark.parametrize("who", ["client", "broker"])
+def test_who_is_gone_between_two_steps_of_an_answer_leaves_nothing(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, session = await front.connect()
+            taken: list[bytes] = []
+            take_later = Upstream._take_later
+
+            def gone(self: Upstream, data: bytes) -> None:
+                take_later(self, data)
+                taken.append(data)
+                if who == "broker":
+                    self.abort()
+                else:
+                    session.downstream.abort()
+
+            monkeypatch.setattr(Upstream, "_take_later", gone)
+            client.send(fetch(1, 12))
+            await upstream.take()
+            upstream.send(many_fetched(1, 12, EMPTY_PARTS))
+            await until(lambda: session not in front.gateway.sessions)
+            assert len(taken) < 5, "of two dozen"
+            assert session.state is SessionState.CLOSED
+            await (upstream if who == "client" else client).closed()
+            assert not tapped.events(), "nothing was told of it as a whole"
+
+    run(main())
+
+
+def test_a_client_that_reads_again_between_two_steps_has_its_answers_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That has the broker read again, too."""
+
+    async def main() -> None:
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, session = await front.connect()
+            take_later = Upstream._take_later
+
+            def full(self: Upstream, data: bytes) -> None:
+                take_later(self, data)
+                session.downstream.pause_writing()
+                session.downstream.resume_writing()
+
+            monkeypatch.setattr(Upstream, "_take_later", full)
+            client.send(*(fetch(number, 12) for number in range(3)))
+            frames = [many_fetched(number, 12, EMPTY_PARTS) for number in range(3)]
+            for _ in frames:
+                await upstream.take()
+            upstream.send(*frames)
+            assert [await client.take() for _ in frames] == frames
+            assert len(tapped.counts()) == 3 * MANY
 
     run(main())
 

@@ -41,7 +41,8 @@ def test_what_was_recorded_since_says_more(before: Body | None, begun: list[int]
         if before is not None:
             assert isinstance(control.apply(before), Accepted)
         known = len(control.commands)
-        await asyncio.gather(*(own.begin_first_term(Begun(TOPIC, ID, each, TermStart(50, 3))) for each in (0, 1)))
+        old = (Begun(TOPIC, ID, each, TermStart(50, 3), only_if_new=True) for each in (0, 1))
+        await asyncio.gather(*map(own.begin_term, old))
         found = [each for each in control.commands[known:] if isinstance(each, BeginTerm)]
         assert [(each.topic, sorted(each.starts)) for body in found for each in body.topics] == (
             [(TOPIC, begun)] if begun else []

@@ -407,6 +407,21 @@ def test_a_reservation_that_is_cleared_by_hand_ends_the_same() -> None:
     on_following(work)
 
 
+def test_what_leads_before_its_reservation_is_cleared_goes_on_leading() -> None:
+    """As where a direction is reversed step by step: attached the other way round, and then opened."""
+
+    async def work(two: Two) -> None:
+        await two.b.links.detach("a-to-b", "r-")
+        other_way = links.Attach(local="r-", remote="back-", role="leader", disable_transaction_verification=True)
+        await two.b.links.attach("a-to-b", other_way)
+        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        assert promoted(two)
+        assert [(each.local, each.role) for each in two.b.status().mappings] == [("r-", "leader")]
+        await two.until("it is led", lambda: "back-t" in two.controls["A"].state.follower_topics)
+
+    on_following(work)
+
+
 def test_what_was_detached_by_a_proxy_that_was_killed_is_released_as_detached() -> None:
     async def work(two: Two) -> None:
         control = two.controls["B"]

@@ -179,6 +179,29 @@ def test_a_commit_is_not_answered_before_the_log_is_read_that_far() -> None:
     on_source(work)
 
 
+def test_thousands_of_commits_that_wait_go_when_they_may_or_are_late() -> None:
+    async def work(source: Source) -> None:
+        def committed(number: int, transactional_id: str) -> bytes | Gate:
+            producer = {"producer_id": number, "producer_epoch": 0}
+            asked = {"transactional_id": transactional_id, **producer, "committed": True}
+            frame = request(ApiKey.END_TXN, VERSION, asked).frame
+            said = encode_response(build(schema.response_type(ApiKey.END_TXN, VERSION), {"error_code": 0}), 1)
+            return source.decisions.end_txn.answered(VERSION, transactional_id, frame, said)
+
+        await committing(source)
+        began = simulated_now()
+        # Of half of them nothing is outstanding, as the log says when it was read.
+        answers = [committed(number, APP if number % 2 else f"t{number}") for number in range(1_000)]
+        assert {ended(answer) for answer in answers} == {None}
+        await source.until("what may go has", lambda: all(ended(answer) == 0 for answer in answers[::2]), 1.0)
+        assert {ended(answer) for answer in answers[1::2]} == {None}
+        await source.until("all are answered", lambda: all(ended(answer) is not None for answer in answers))
+        assert {ended(answer) for answer in answers[1::2]} == {TRY_AGAIN}
+        assert HELD_S <= simulated_now() - began < HELD_S + 0.5
+
+    on_source(work)
+
+
 def test_a_commit_that_is_not_confirmed_in_time_is_asked_for_again() -> None:
     async def work(source: Source) -> None:
         await committing(source)

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S, EndTxnGate
+from isthmus_plugins.replication.transactions.end_txn_gate import (
+    HELD_S,
+    LATE_AT_ONCE,
+    LOOKED_AT_ONCE,
+    EndTxnGate,
+)
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
 
@@ -42,6 +47,15 @@ class Scene:
         for answer in taken:
             answer.partition, answer.log_end = 3, log_end
         self.held.ends_read(taken)
+        self.check()
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.held._waiting)
+
+    def check(self) -> int:
+        """In how many steps."""
+        return 1 + sum(1 for _ in self.held.check())
 
 
 def frame_of(gate: Gate) -> bytes | None:
@@ -53,15 +67,15 @@ def test_it_waits_for_the_log_and_then_for_what_stands_in_it() -> None:
     gates = [scene.hold("a"), scene.hold("b")]
     assert scene.asked == 2
     scene.tell(12)
-    assert scene.held
+    assert scene.waits
     scene.missing.add("a")
     scene.read_to = 12
-    scene.held.check()
+    scene.check()
     assert frame_of(gates[1]) == FRAME
     scene.missing.clear()
-    scene.held.check()
+    scene.check()
     assert frame_of(gates[0]) == FRAME
-    assert not scene.held
+    assert not scene.waits
 
 
 def test_an_end_that_was_not_read_is_asked_for_again() -> None:
@@ -78,23 +92,24 @@ def test_it_waits_no_longer_than_clients_can(version: int) -> None:
     scene.missing.add("a")
     gate = scene.hold("a", version)
     scene.tell(5)
-    assert scene.held.expire(scene.now + HELD_S - 0.1) == []
-    assert scene.held.expire(scene.now + HELD_S) == ["a"]
+    assert list(scene.held.expire(scene.now + HELD_S - 0.1)) == []
+    assert list(scene.held.expire(scene.now + HELD_S)) == [["a"]]
     frame = frame_of(gate)
     assert frame is not None
     correlation_id, answer = decode_response(ApiKey.END_TXN, version, frame)
     found: Any = answer
     assert (correlation_id, found.error_code) == (7, 14)
-    assert not scene.held
+    assert not scene.waits
 
 
 def test_nobody_waits_where_nothing_is_synchronous_any_more() -> None:
     scene = Scene()
     gate = scene.hold("a")
-    scene.held.let_all_go()
+    scene.held.follow(False)
+    scene.check()
     assert frame_of(gate) == FRAME
     scene.tell(5)
-    assert not scene.held
+    assert not scene.waits
 
 
 def test_what_a_client_does_not_wait_for_any_more_is_forgotten() -> None:
@@ -102,4 +117,55 @@ def test_what_a_client_does_not_wait_for_any_more_is_forgotten() -> None:
     scene.missing.add("a")
     scene.hold("a").drop()
     scene.tell(5)
-    assert not scene.held
+    assert not scene.waits
+
+
+MANY = 1_000
+
+
+def many(scene: Scene) -> list[Gate]:
+    gates = [scene.hold(f"t{number}") for number in range(MANY)]
+    scene.tell(12)
+    assert not any(map(frame_of_open, gates))
+    return gates
+
+
+def frame_of_open(gate: Gate) -> bytes | None:
+    """What goes out of one that may have opened."""
+    return gate._frame
+
+
+def test_thousands_are_let_go_in_steps_each_as_it_is_in_its_own() -> None:
+    scene = Scene()
+    gates = many(scene)
+    assert not scene.held.has_few
+    scene.read_to = 12
+    steps, gone = scene.held.check(), 0
+    for _ in steps:
+        before, gone = gone, sum(map(bool, map(frame_of_open, gates)))
+        assert 0 < gone - before < LOOKED_AT_ONCE / 5
+        if gone > MANY / 2:
+            scene.missing |= {f"t{number}" for number in range(MANY)}  # as of a fresh decision of each
+    assert gone < MANY * 0.6
+    assert scene.held.has_few == (len(scene.held._waiting) < LOOKED_AT_ONCE / 6)
+    scene.held.follow(False)
+    assert scene.check() > 3
+    assert [frame_of(gate) for gate in gates] == [FRAME] * MANY
+    assert scene.held.has_few
+
+
+def test_thousands_that_are_late_are_refused_in_steps() -> None:
+    scene = Scene()
+    gates = many(scene)
+    refused: list[str] = []
+    scene.missing = {f"t{number}" for number in range(MANY - 1)}
+    for step in scene.held.expire(scene.now + HELD_S):
+        refused += step
+        assert 0 < len(step) <= LATE_AT_ONCE
+        assert sum(map(bool, map(frame_of_open, gates[:-1]))) == len(refused)
+        if len(refused) == MANY / 2:  # the last one goes between two steps
+            scene.read_to = 12
+            scene.check()
+    assert refused == [f"t{number}" for number in range(MANY - 1)]
+    assert frame_of(gates[-1]) == FRAME
+    assert not scene.waits

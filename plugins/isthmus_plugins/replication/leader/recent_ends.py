@@ -15,7 +15,7 @@ KNOWN_S: Final = 3.0
 """How long that is said of a partition: a new topic is made on the target and followed within a second."""
 
 
-class EmptyPartitions:
+class RecentEnds:
     """Of this cluster, as far as it was asked."""
 
     def __init__(self, context: PluginContext) -> None:
@@ -39,7 +39,7 @@ class EmptyPartitions:
         end, read_at = self._known.get((topic_id, partition), (None, float("-inf")))
         return end if self._clock.monotonic() - read_at < KNOWN_S else None
 
-    def said(self, topic_id: bytes, partition: int) -> bool | None:
+    def is_empty(self, topic_id: bytes, partition: int) -> bool | None:
         """Whether a partition was empty just now; None: that was not read lately."""
         end = self.end(topic_id, partition)
         return None if end is None else end == 0
