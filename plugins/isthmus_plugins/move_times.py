@@ -47,6 +47,10 @@ class MoveTimes:
         )
         self._times = {key: self._time(key, move) for key, move in state.client_moves.items()}
 
+    def __bool__(self) -> bool:
+        """Whether anything of it may go on."""
+        return bool(self._times)
+
     def _time(self, key: NamespaceKey, move: ClientMove) -> MoveTime:
         known = self._times.get(key)
         if known is not None and known.move == move:

@@ -112,7 +112,7 @@ class ReservationPlugin:
         self._internal = InternalTopics(context)
         self._reversing = Reversing(lambda: self._lookup)
         self._moves = MoveTimes(clock)
-        self._groups = GroupReservations(context, self._reversing)
+        self._groups = GroupReservations(context, self._reversing, self._moves)
         self._principals = PrincipalReservations(context)
         self._refusals = Refusals(context, self._without_lease)
         self._lookup: Lookup = context.control.state.lookup
