@@ -532,7 +532,7 @@ class ClientMoveStatus(_Model):
     left_seconds: float
     """For how long still."""
     told: int | None = None
-    """How many connections this proxy has told since it was started; None: it is not this cluster that tells."""
+    """How often this proxy has told clients since it was started; None: it is not this cluster that tells."""
     waits_for: str | None = None
 
 

@@ -925,7 +925,7 @@ def _client_move(move: dict[str, Any]) -> str:
     of, left_s = prefix_cell(move["local"]), move["left_seconds"]
     if move["clients_of"] == "remote":
         return f"{of}, of the other cluster, {left_s:g} s are left: waits for {move['waits_for']}"
-    return f"{of}, {left_s:g} s are left; this proxy has told {move['told']} connections"
+    return f"{of}, {left_s:g} s are left; this proxy has told clients {move['told']} times"
 
 
 def _mapping(mapping: dict[str, Any]) -> str:

@@ -596,7 +596,7 @@ def test_whose_clients_are_told_to_move_is_shown(admin: RunningAdmin) -> None:
     admin.links.links["a-to-b"] = link.model_copy(update={"client_moves": [here, there]})
     text = run("link", "describe", "a-to-b", url=admin.url).stdout
     assert re.search(
-        r"^moving clients +orders-, 61.5 s are left; this proxy has told 7 connections$", text, re.MULTILINE
+        r"^moving clients +orders-, 61.5 s are left; this proxy has told clients 7 times$", text, re.MULTILINE
     )
     assert re.search(r"^moving clients +orders-, of the other cluster, .* waits for the link$", text, re.MULTILINE)
     admin.links.links["a-to-b"] = link

@@ -52,7 +52,7 @@ class ClientMoves(Part):
         self._clients = ToldClients()
         self._links = False
         self._count: Counter[NamespaceKey] = Counter()
-        """Connections that were told, by the namespace."""
+        """How often clients were told, by the namespace."""
         self._told = Rarely(_say_told)
 
     def hooks(self) -> Sequence[RequestHook]:
@@ -64,10 +64,10 @@ class ClientMoves(Part):
         self._links = bool(state.links)
 
     def metrics(self) -> Iterable[Metric]:
-        """Connections that were told."""
+        """How often clients were told."""
         told = CounterMetricFamily(
             "isthmus_clients_told_to_move",
-            "Connections that were told to ask their bootstrap servers again, since another cluster leads the topics",
+            "How often clients were told to ask their bootstrap servers again, since another cluster leads the topics",
             labels=("namespace",),
         )
         for key, count in self._count.items():
@@ -75,7 +75,7 @@ class ClientMoves(Part):
         return (told,)
 
     def told(self, key: NamespaceKey) -> int:
-        """How many connections this proxy has told, since it was started, of a namespace."""
+        """How often this proxy has told clients of a namespace, since it was started."""
         return self._count[key]
 
     # ---- connections ----
@@ -160,4 +160,4 @@ def _moved(version: int, frame: bytes) -> bytes | None:
 
 
 def _say_told(count: int, detail: str) -> None:
-    log.info("clients told to ask their bootstrap servers again", extra={"connections": count, "of": detail})
+    log.info("clients told to ask their bootstrap servers again", extra={"times": count, "of": detail})

@@ -1,21 +1,23 @@
 """Which connections are told to ask their bootstrap servers again, and when.
 
 What they are told is about their whole client, which then leaves every broker that it knows. So it is told to those
-that asked for topics of moved namespaces and for no other one, as far as this connection said; and once a connection.
-Who is told closes its connections and opens others, here again while its name leads here still. So connections that
-were opened since then are told at a rate: each client, by its host and its client id, every :data:`AGAIN_S`. That is no
-loop that costs anything, and it goes on until the name leads elsewhere.
+that asked for topics of moved namespaces and for no other one, as far as this connection said; and each connection is
+told every :data:`AGAIN_S`, since a client may be in the middle of something that has it pass over the first time.
+Who is told closes its connections and opens others, here again while its name leads here still. So of connections that
+were opened since then each client is told at that rate, by its host and its client id. That is no loop that costs
+anything, and it goes on until the name leads elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 AGAIN_S: Final = 10.0
-"""How often a client that came back is told again."""
+"""How often a connection, or a client that came back, is told again."""
 NAMES_MAX: Final = 16
 """Names, or what names begin with, that are remembered of a connection."""
 CLIENTS_MAX: Final = 10_000
@@ -56,7 +58,7 @@ class _Connection:
     opened: float
     named: tuple[str, ...] = ()
     """Beginnings of all topics that it asked for."""
-    told: bool = False
+    told_at: float = -math.inf
 
 
 class ToldClients:
@@ -84,7 +86,7 @@ class ToldClients:
     def may_be_told(self, session_id: int, client_id: str, begun: Callable[[str], float | None], now: float) -> bool:
         """Whether a connection is to be told now. ``begun``: since when clients of a topic are; None: they are not."""
         connection = self._connections.get(session_id)
-        if connection is None or connection.told or not connection.named:
+        if connection is None or not connection.named or now - connection.told_at < AGAIN_S:
             return False
         since = [begun(name) for name in connection.named]
         known = [each for each in since if each is not None]
@@ -100,7 +102,7 @@ class ToldClients:
         connection = self._connections.get(session_id)
         if connection is None:
             return
-        connection.told = True
+        connection.told_at = now
         client = connection.host, client_id
         self._told.pop(client, None)
         if len(self._told) < CLIENTS_MAX:

@@ -33,7 +33,7 @@ LOOK_S: Final = 0.5
 
 
 class MovingClients:
-    """``told``: how many connections this proxy has told of a namespace."""
+    """``told``: how often this proxy has told clients of a namespace."""
 
     def __init__(self, context: PluginContext, commands: LinkCommands, told: Callable[[NamespaceKey], int]) -> None:
         self._context = context

@@ -94,7 +94,7 @@ class LinkService(Part):
         background_verification: BackgroundVerification,
         told_to_move: Callable[[NamespaceKey], int],
     ) -> None:
-        """``told_to_move``: how many connections this proxy has told to look for another cluster, of a namespace."""
+        """``told_to_move``: how often this proxy has told clients of a namespace to look for another cluster."""
         self._context = context
         self._follower_topics = follower_topics
         self._replicas = replicas

@@ -109,7 +109,7 @@ async def _seen(look: ResponseHook, answered: bytes) -> bytes | Gate:
     return look(answered)
 
 
-def test_who_asks_for_what_has_moved_is_told_once() -> None:
+def test_who_asks_for_what_has_moved_is_told() -> None:
     case = Case()
     assert case.ask(1, "a-t") == REBOOTSTRAP_REQUIRED
     assert case.ask(1, "a-t") == 0
