@@ -19,7 +19,8 @@ from isthmus_control.bounds import (
     SYNC_CONFIRM_TIMEOUT_MS_MAX,
     SYNC_CONFIRM_TIMEOUT_MS_MIN,
 )
-from isthmus_control.model import NamespaceMapping
+from isthmus_control.commands import AttachNamespace
+from isthmus_control.model import AttachRequest, NamespaceMapping, OnSourceDelete, OnSourceLoss, ResourceType, Role
 
 
 class _Model(BaseModel):
@@ -202,6 +203,67 @@ class Attach(_Model):
         "these offsets are compared",
     )
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
+
+    def command(self, link_name: str) -> AttachNamespace:
+        """What is recorded at the asked cluster, but for the topics that are emptied or cut.
+
+        What becomes of the follower is recorded at its end.
+        """
+        follows = self.role == "follower" and self.type != "principal"
+        return AttachNamespace(
+            link_name,
+            ResourceType(self.type),
+            self.local,
+            self.remote,
+            Role(self.role),
+            create_missing=True,
+            disable_transaction_verification=follows and self.disable_transaction_verification,
+            on_source_loss=self.loss if follows else None,
+            on_source_delete=self.deletion if follows else None,
+        )
+
+    def waiting(self) -> AttachRequest:
+        """What is recorded at the asked cluster while the pair waits for the other one's grant."""
+        return AttachRequest(
+            ResourceType(self.type),
+            self.local,
+            self.remote,
+            Role(self.role),
+            asked_here=True,
+            truncate_target=self.truncate_target,
+            disable_transaction_verification=self.disable_transaction_verification,
+            on_source_loss=self.loss,
+            on_source_delete=self.deletion,
+            cut=self.cut,
+            shared_until=tuple((each.topic, each.partition, each.offset) for each in self.shared_until),
+        )
+
+    @classmethod
+    def again(cls, request: AttachRequest) -> Self:
+        """The operator's request that waited."""
+        return cls(
+            local=request.local_prefix,
+            remote=request.remote_prefix,
+            role=request.role.value,
+            type=request.type.value,
+            truncate_target=request.truncate_target,
+            disable_transaction_verification=request.disable_transaction_verification,
+            on_source_loss=None if request.on_source_loss is None else request.on_source_loss.value,
+            on_source_delete=None if request.on_source_delete is None else request.on_source_delete.value,
+            cut=request.cut,
+            shared_until=[
+                SharedUntil(topic=topic, partition=partition, offset=offset)
+                for topic, partition, offset in request.shared_until
+            ],
+        )
+
+    @property
+    def loss(self) -> OnSourceLoss | None:
+        return None if self.on_source_loss is None else OnSourceLoss(self.on_source_loss)
+
+    @property
+    def deletion(self) -> OnSourceDelete | None:
+        return None if self.on_source_delete is None else OnSourceDelete(self.on_source_delete)
 
 
 class Recover(_Model):
