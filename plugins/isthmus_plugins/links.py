@@ -453,9 +453,11 @@ class PromoteReport(_Model):
 
 
 class Reverse(_Model):
-    """Namespaces that this cluster leads, and the other one is to lead: all together."""
+    """Namespaces that one cluster leads, and the other one is to lead: all together. Either one may be asked."""
 
-    namespaces: list[NamespaceRef] = Field(min_length=1, description="of this cluster: topics and consumer groups")
+    namespaces: list[NamespaceRef] = Field(
+        min_length=1, description="topics and consumer groups, as the cluster that is asked calls them"
+    )
     transactions_wait_seconds: float = Field(
         default=REVERSAL_TRANSACTIONS_WAIT_MS / 1000,
         ge=0,
@@ -469,7 +471,8 @@ class Reverse(_Model):
         description="how long writes wait at most; then all is taken back",
     )
     disable_transaction_verification: bool = Field(
-        default=False, description="as of an attached pair: this cluster's brokers go without it, once it follows"
+        default=False,
+        description="as of an attached pair: the brokers of the cluster that led go without it, once that follows",
     )
     dry_run: bool = Field(default=False, description="change nothing, say what is missing and what is open")
 
@@ -494,7 +497,9 @@ class ReverseReport(_Model):
     transactions_open: list[str] = []
     """What was open then."""
     reversed: bool = False
-    """The other cluster leads, and this one follows."""
+    """Who followed leads, and who led follows."""
+    led_here: bool = False
+    """It was asked at the cluster that followed, which leads then."""
 
 
 class ReversalStatus(_Model):

@@ -494,7 +494,8 @@ def reverse(
     disable_transaction_verification: Annotated[
         bool,
         typer.Option(
-            "--disable-transaction-verification", help="As of attach: on the brokers here, once this cluster follows."
+            "--disable-transaction-verification",
+            help="As of attach: on the brokers of the cluster that leads, once that follows.",
         ),
     ] = False,
     abandon: Annotated[
@@ -510,11 +511,12 @@ def reverse(
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Have the other cluster lead what this one leads, with nothing lost, and follow it from there on.
+    """Have the cluster that follows lead, with nothing lost, and the one that leads follow it from there on.
 
-    Asked at the cluster that leads. Clients' writes wait here while the other cluster gets the last of it, and go on
-    here if that takes too long. A synchronous link is reversed as a whole, and is synchronous the other way after it.
-    Clients are not moved.
+    Asked at either cluster; at the one that follows, the other one has to have granted it (`isthmus link grant` there:
+    lead:PREFIX). Clients' writes wait at the one that leads while the other one gets the last of it, and go on there if
+    that takes too long. A synchronous link is reversed as a whole, and is synchronous the other way after it. Clients
+    are not moved.
     """
     namespaces = [
         *({"type": "topic", "local": prefix} for prefix in local or ()),
@@ -972,7 +974,10 @@ def _offsets_in(file: Path, output: Output) -> list[dict[str, Any]]:
 def _reversed(report: dict[str, Any]) -> Iterator[str]:
     named = ", ".join(prefix_cell(each["local"]) for each in report["namespaces"])
     verb = "would be led" if report["dry_run"] else "is led"
-    yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
+    if report.get("led_here"):
+        yield f"{named} {verb} here, and followed by the other cluster of {report['link_name']}"
+    else:
+        yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
     for heading, lines in (
         ("it cannot be reversed as it is:", report["refused"]),
         ("missing there, while clients write:", report["missing"]),
