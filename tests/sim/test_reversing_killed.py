@@ -27,6 +27,10 @@ GROUPS = links.Attach(
 )
 
 
+OTHER = links.Attach(local="x-", remote="y-", role="leader")
+"""What B leads all the time, over a link that is synchronous."""
+
+
 class Scene(KilledProxies):
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -55,12 +59,24 @@ class Scene(KilledProxies):
 
         control.apply = applied  # type: ignore[method-assign]
 
+    def other_is_equal(self) -> bool:
+        """What goes the other way all the time."""
+        here = self.clusters["A"].found.get("y-t")
+        there = self.clusters["B"].partition("x-t").records()
+        return here is not None and here.partitions[0].records() == there
+
+    async def write_other(self) -> None:
+        while True:
+            await asyncio.sleep(self.random.uniform(0.1, 0.5))
+            self.clusters["B"].partition("x-t").write_values(b"other")
+
     # ---- operators ----
 
     async def begin(self) -> None:
         topic = self.clusters["A"].add_topic("a-t", PARTITIONS)
         for partition in topic.partitions:
             partition.write_values(b"first")
+        self.clusters["B"].add_topic("x-t").partitions[0].write_values(b"0")
         a, b = self.proxies["a"], self.proxies["b"]
         await a.links.create(links.CreateLink(link_name=LINK, remote=b.address))
         await self.until("connected", lambda: all(each.status().state == "Following" for each in (a, b)), 10)
@@ -68,10 +84,12 @@ class Scene(KilledProxies):
         await a.links.attach(LINK, GROUPS)
         await self.until("copied", self.are_equal, 60)
         if self.synchronous:
+            await b.links.attach(LINK, OTHER)
+            await self.until("copied", self.other_is_equal, 60)
             await self.until(
                 "ready", lambda: all(each.status().state == "Following" for each in self.proxies.values()), 60
             )
-            await a.links.set_mode(LINK, links.SetMode(mode="synchronous"))
+            await self.random.choice((a, b)).links.set_mode(LINK, links.SetMode(mode="synchronous"))
         for name in self.names:
             self.watch(name)
         self.kills = self.random.randint(0, 4)
@@ -122,6 +140,7 @@ class Scene(KilledProxies):
     async def run(self) -> None:
         await self.begin()
         self.begin_clients()
+        self.clients.append(asyncio.get_running_loop().create_task(self.write_other()))
         await self.operate()
         self.kills = 0
         for control in self.controls.values():
@@ -142,7 +161,8 @@ class Scene(KilledProxies):
         assert sum(counted.values()) == len(self.acked) + PARTITIONS, "and nothing else"
         if self.synchronous:
             assert all(self.state(name).links[LINK].mode is LinkMode.SYNCHRONOUS for name in self.names)
-            await self.until("in sync", lambda: self.is_in_sync(leader), 120)
+            await self.until("in sync", lambda: all(map(self.is_in_sync, self.names)), 120)
+            await self.until("equal the other way", self.other_is_equal)
 
 
 @pytest.mark.parametrize("seed", seeds(20))

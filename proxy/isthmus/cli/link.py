@@ -515,8 +515,7 @@ def reverse(
 
     Asked at either cluster; at the one that follows, the other one has to have granted it (`isthmus link grant` there:
     lead:PREFIX). Clients' writes wait at the one that leads while the other one gets the last of it, and go on there if
-    that takes too long. A synchronous link is reversed as a whole, and is synchronous the other way after it. Clients
-    are not moved.
+    that takes too long. A synchronous link is synchronous the other way after it. Clients are not moved.
     """
     namespaces = [
         *({"type": "topic", "local": prefix} for prefix in local or ()),
