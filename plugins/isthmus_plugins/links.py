@@ -453,10 +453,12 @@ class PromoteReport(_Model):
 
 
 class Reverse(_Model):
-    """Namespaces that one cluster leads, and the other one is to lead: all together. Either one may be asked."""
+    """Namespaces that this cluster leads, and the other one is to lead, or (``here``) the other way round: all
+    together."""
 
-    namespaces: list[NamespaceRef] = Field(
-        min_length=1, description="topics and consumer groups, as the cluster that is asked calls them"
+    namespaces: list[NamespaceRef] = Field(min_length=1, description="of this cluster: topics and consumer groups")
+    here: bool = Field(
+        default=False, description="this cluster follows, and is to lead: the other one is asked, and has to grant it"
     )
     transactions_wait_seconds: float = Field(
         default=REVERSAL_TRANSACTIONS_WAIT_MS / 1000,
@@ -499,7 +501,7 @@ class ReverseReport(_Model):
     reversed: bool = False
     """Who followed leads, and who led follows."""
     led_here: bool = False
-    """It was asked at the cluster that followed, which leads then."""
+    """This cluster is the one that followed."""
 
 
 class ReversalStatus(_Model):

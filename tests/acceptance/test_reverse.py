@@ -132,8 +132,8 @@ def test_there_and_back_under_clients_that_write(link: Linked, mode: str) -> Non
         for number, (leader, follower) in enumerate(("AB", "BA")):
             since = writer.count()
             until("it writes", lambda since=since: writer.count() > since + 50)
-            # Asked at A both times: once it leads, once it follows.
-            named = ("--local", local, "--local-group", group)
+            # At A both times: the other cluster is to lead, then it itself.
+            named = ("--local", local, "--local-group", group, *(["--here"] if leader == "B" else []))
             plan = link.a.proxy.cli("link", "reverse", name, *named, "--dry-run")
             assert plan["refused"] == []
             # Where many tests run a broker may take seconds for what takes milliseconds.

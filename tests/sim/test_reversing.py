@@ -149,19 +149,23 @@ def test_proxies_look_after_reversals_while_there_are_any(monkeypatch: pytest.Mo
 def test_asked_at_the_follower_it_takes_the_leaders_consent() -> None:
     async def work(two: Two) -> None:
         two.controls["A"].apply(ChangeGrants("a-to-b", taken=two.controls["A"].state.links["a-to-b"].grants))
-        for request in (asked("B", dry_run=True), asked("B")):
+        for request in (asked("B", here=True, dry_run=True), asked("B", here=True)):
             with pytest.raises(OperationError, match="--may 'lead:a-' --broker-settings") as raised:
                 await two.b.links.reverse("a-to-b", request)
             assert raised.value.code == "NOT_GRANTED"
         assert not two.controls["A"].state.reversals
         await two.a.links.grant("a-to-b", links.ChangeGrants(may=["lead:a-", "lead:consumer-group:ga-"]))
         await two.a.links.grant("a-to-b", links.ChangeGrants(may=["broker-settings"]))
-        planned = await two.b.links.reverse("a-to-b", asked("B", dry_run=True))
+        planned = await two.b.links.reverse("a-to-b", asked("B", here=True, dry_run=True))
         assert (planned.refused, planned.reversed, planned.led_here) == ([], False, True)
         write(two, "A", b"before")
-        done = await two.b.links.reverse("a-to-b", asked("B"))
+        done = await two.b.links.reverse("a-to-b", asked("B", here=True))
         assert (done.reversed, done.namespaces) == (True, refs("B"))
         assert [role(two, "A"), role(two, "B")] == [Role.FOLLOWER, Role.LEADER]
+        for side, again in ((two.b, asked("B", here=True)), (two.a, asked("A"))):  # it is done
+            with pytest.raises(OperationError) as raised:
+                await side.links.reverse("a-to-b", again)
+            assert raised.value.code == "NOT_FOUND"
         write(two, "B", b"after")
         await two.until("equal", lambda: equal(two), 30)
 
@@ -170,7 +174,7 @@ def test_asked_at_the_follower_it_takes_the_leaders_consent() -> None:
 
         at(two, "B", HoldReversal, down)
         with pytest.raises(OperationError, match="the other cluster, which leads: taken back") as raised:
-            await two.a.links.reverse("a-to-b", asked("A", hold_seconds=1))
+            await two.a.links.reverse("a-to-b", asked("A", here=True, hold_seconds=1))
         assert raised.value.code == "NOT_DRAINED"
 
     reversing(work)
@@ -341,8 +345,10 @@ def test_what_could_not_be_reversed_is_refused_before_anything_is_held() -> None
         with pytest.raises(OperationError, match="not led over"):
             await two.b.links.reverse("a-to-b", links.Reverse(namespaces=[NamespaceRef(local="x-")]))
         half = [NamespaceRef(local="b-"), NamespaceRef(local="x-")]
-        with pytest.raises(OperationError, match="what one cluster leads is reversed at once"):
-            await two.b.links.reverse("a-to-b", links.Reverse(namespaces=half))
+        with pytest.raises(OperationError, match="'x-' does not follow"):
+            await two.b.links.reverse("a-to-b", links.Reverse(namespaces=half, here=True))
+        with pytest.raises(OperationError, match="not led over link 'a-to-b' here: the other cluster leads it"):
+            await two.b.links.reverse("a-to-b", asked("B"))
         two.clusters["B"].add_topic("b-new").partitions[0].write_values(b"another's")
         two.clusters["A"].add_topic("a-new")
         told = (await two.a.links.reverse("a-to-b", asked("A", dry_run=True))).refused

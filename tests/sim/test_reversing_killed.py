@@ -96,11 +96,12 @@ class Scene(KilledProxies):
 
     async def reverse(self) -> bool:
         """Asked at either cluster."""
-        if self.leader() is None:
+        if (leader := self.leader()) is None:
             return False
         name = self.random.choice(self.names)
         request = links.Reverse(
             namespaces=self.refs(name),
+            here=name != leader,
             disable_transaction_verification=True,
             transactions_wait_seconds=0,
             hold_seconds=3,

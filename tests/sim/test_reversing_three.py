@@ -171,6 +171,7 @@ class Scene(KilledProxies):
         link, name = link_of(leader, follower), self.random.choice((leader, follower))
         request = links.Reverse(
             namespaces=self.refs(name),
+            here=name == follower,
             disable_transaction_verification=True,
             transactions_wait_seconds=0,
             hold_seconds=3,
@@ -297,7 +298,7 @@ class Scene(KilledProxies):
         assert sum(counted.values()) == len(self.acked) - len(gone) + PARTITIONS, "and nothing else"
 
 
-@pytest.mark.parametrize("seed", seeds(20))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_one_leads_and_all_hold_the_same_in_the_end(seed: int, tmp_path: Path) -> None:
     async def run() -> None:
         scene = Scene(seed, tmp_path)

@@ -396,7 +396,7 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         status_code=202,
     )
     async def reverse(name: str, request: Reverse, response: Response) -> OperationView:
-        """Starts an operation whose result is a ReverseReport, at either cluster. Writes wait meanwhile.
+        """Starts an operation whose result is a ReverseReport, at either cluster (`here`). Writes wait meanwhile.
 
         It fails with NOT_DRAINED where it is taken back, and they go on; with HANDED_OVER where the cluster that led
         follows, and the other one does not lead yet: that is told so again and again.

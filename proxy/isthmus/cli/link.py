@@ -472,6 +472,7 @@ def recover(
     epilog=example(
         "isthmus link reverse a-to-b --local orders- --local-group app- --dry-run",
         "isthmus link reverse a-to-b --local orders- --local-group app-",
+        "isthmus link reverse a-to-b --local orders- --here",
         "isthmus link reverse a-to-b --abandon",
     )
     + EXIT_CODES
@@ -484,6 +485,9 @@ def reverse(
     local_group: Annotated[
         list[str] | None, typer.Option("--local-group", "--group", help="Prefix of a local consumer group namespace.")
     ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Have this cluster lead, which follows: the other one is asked.")
+    ] = False,
     transactions_wait: Annotated[
         float | None,
         typer.Option("--transactions-wait", help="Seconds that open transactions may take to end by themselves: 1."),
@@ -511,18 +515,19 @@ def reverse(
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Have the cluster that follows lead, with nothing lost, and the one that leads follow it from there on.
+    """Have the other cluster lead what this one leads, with nothing lost, and follow it from there on.
 
-    Asked at either cluster; at the one that follows, the other one has to have granted it (`isthmus link grant` there:
-    lead:PREFIX). Clients' writes wait at the one that leads while the other one gets the last of it, and go on there if
-    that takes too long. A synchronous link is synchronous the other way after it. Clients are not moved.
+    With --here the other way round, asked at the cluster that follows; the other one has to have granted that
+    (`isthmus link grant` there: lead:PREFIX). Clients' writes wait at the cluster that leads while the other one gets
+    the last of it, and go on there if that takes too long. A synchronous link is synchronous the other way after it.
+    Clients are not moved.
     """
     namespaces = [
         *({"type": "topic", "local": prefix} for prefix in local or ()),
         *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
     ]
     if abandon:
-        if namespaces or dry_run:
+        if namespaces or dry_run or here:
             raise CliError("USAGE", "--abandon goes with --yes alone", Exit.USAGE, output)
         with Admin(url, output) as admin:
             status = admin.post(f"/v1/links/{_path(name)}/reverse/abandon", {"although_unreachable": yes})
@@ -534,6 +539,7 @@ def reverse(
         raise CliError("USAGE", "--yes goes with --abandon", Exit.USAGE, output)
     body = {
         "namespaces": namespaces,
+        "here": here,
         "disable_transaction_verification": disable_transaction_verification,
         "dry_run": dry_run,
     }

@@ -35,21 +35,30 @@ class AskedReversals:
         self._handing_over = handing_over
 
     async def reverse(self, link_name: str, request: links.Reverse) -> ReverseReport:
-        """Have who follows lead, and who leads follow, whichever this cluster is of them."""
+        """Have the other cluster lead, or (``here``) this one.
+
+        Which of them is said, so that a command which is given again changes nothing once it is done.
+        """
         link = self._commands.link(link_name)
-        keys = [NamespaceKey(ResourceType(each.type), each.local) for each in request.namespaces]
-        followed = [each for key in keys if (each := link.mapping(*key)) is not None and each.role is Role.FOLLOWER]
-        if not followed:
-            return await self._handing_over.reverse(link_name, request)
-        other = next((key for key in keys if key not in [each.local for each in followed]), None)
-        if other is not None:
-            raise OperationError(
-                "CONFLICT",
-                f"the {other} does not follow over link {link_name!r}, and the {followed[0].local} does: what one "
-                "cluster leads is reversed at once",
-                409,
-            )
-        return await self._ask(link, followed, request)
+        followed = []
+        for each in request.namespaces:
+            key = NamespaceKey(ResourceType(each.type), each.local)
+            mapping = link.mapping(*key)
+            follows = mapping is not None and mapping.role is Role.FOLLOWER
+            if follows and not request.here:
+                raise OperationError(
+                    "NOT_FOUND",
+                    f"the {key} is not led over link {link_name!r} here: the other cluster leads it. `--here` asks it "
+                    "to have this one lead",
+                    404,
+                )
+            if request.here and not follows:
+                raise OperationError("NOT_FOUND", f"the {key} does not follow over link {link_name!r} here", 404)
+            if mapping is not None:
+                followed.append(mapping)
+        return await (
+            self._ask(link, followed, request) if request.here else self._handing_over.reverse(link_name, request)
+        )
 
     async def _ask(self, link: Link, followed: Sequence[NamespaceMapping], request: links.Reverse) -> ReverseReport:
         self._commands.knows(link.name, REVERSALS)
