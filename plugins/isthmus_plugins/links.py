@@ -515,9 +515,13 @@ class PromoteReport(_Model):
 
 
 class Reverse(_Model):
-    """Namespaces that this cluster leads, and the other one is to lead: all together."""
+    """Namespaces that this cluster leads, and the other one is to lead, or (``here``) the other way round: all
+    together."""
 
     namespaces: list[NamespaceRef] = Field(min_length=1, description="of this cluster: topics and consumer groups")
+    here: bool = Field(
+        default=False, description="this cluster follows, and is to lead: the other one is asked, and has to grant it"
+    )
     transactions_wait_seconds: float = Field(
         default=REVERSAL_TRANSACTIONS_WAIT_MS / 1000,
         ge=0,
@@ -531,7 +535,8 @@ class Reverse(_Model):
         description="how long writes wait at most; then all is taken back",
     )
     disable_transaction_verification: bool = Field(
-        default=False, description="as of an attached pair: this cluster's brokers go without it, once it follows"
+        default=False,
+        description="as of an attached pair: the brokers of the cluster that led go without it, once that follows",
     )
     dry_run: bool = Field(default=False, description="change nothing, say what is missing and what is open")
 
@@ -556,7 +561,9 @@ class ReverseReport(_Model):
     transactions_open: list[str] = []
     """What was open then."""
     reversed: bool = False
-    """The other cluster leads, and this one follows."""
+    """Who followed leads, and who led follows."""
+    led_here: bool = False
+    """This cluster is the one that followed."""
 
 
 class ReversalStatus(_Model):

@@ -472,6 +472,7 @@ def recover(
     epilog=example(
         "isthmus link reverse a-to-b --local orders- --local-group app- --dry-run",
         "isthmus link reverse a-to-b --local orders- --local-group app-",
+        "isthmus link reverse a-to-b --local orders- --here",
         "isthmus link reverse a-to-b --abandon",
     )
     + EXIT_CODES
@@ -484,6 +485,9 @@ def reverse(
     local_group: Annotated[
         list[str] | None, typer.Option("--local-group", "--group", help="Prefix of a local consumer group namespace.")
     ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Have this cluster lead, which follows: the other one is asked.")
+    ] = False,
     transactions_wait: Annotated[
         float | None,
         typer.Option("--transactions-wait", help="Seconds that open transactions may take to end by themselves: 1."),
@@ -494,7 +498,8 @@ def reverse(
     disable_transaction_verification: Annotated[
         bool,
         typer.Option(
-            "--disable-transaction-verification", help="As of attach: on the brokers here, once this cluster follows."
+            "--disable-transaction-verification",
+            help="As of attach: on the brokers of the cluster that leads, once that follows.",
         ),
     ] = False,
     abandon: Annotated[
@@ -512,8 +517,9 @@ def reverse(
 ) -> None:
     """Have the other cluster lead what this one leads, with nothing lost, and follow it from there on.
 
-    Asked at the cluster that leads. Clients' writes wait here while the other cluster gets the last of it, and go on
-    here if that takes too long. A synchronous link is reversed as a whole, and is synchronous the other way after it.
+    With --here the other way round, asked at the cluster that follows; the other one has to have granted that
+    (`isthmus link grant` there: lead:PREFIX). Clients' writes wait at the cluster that leads while the other one gets
+    the last of it, and go on there if that takes too long. A synchronous link is synchronous the other way after it.
     Clients are not moved.
     """
     namespaces = [
@@ -521,7 +527,7 @@ def reverse(
         *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
     ]
     if abandon:
-        if namespaces or dry_run:
+        if namespaces or dry_run or here:
             raise CliError("USAGE", "--abandon goes with --yes alone", Exit.USAGE, output)
         with Admin(url, output) as admin:
             status = admin.post(f"/v1/links/{_path(name)}/reverse/abandon", {"although_unreachable": yes})
@@ -533,6 +539,7 @@ def reverse(
         raise CliError("USAGE", "--yes goes with --abandon", Exit.USAGE, output)
     body = {
         "namespaces": namespaces,
+        "here": here,
         "disable_transaction_verification": disable_transaction_verification,
         "dry_run": dry_run,
     }
@@ -972,7 +979,10 @@ def _offsets_in(file: Path, output: Output) -> list[dict[str, Any]]:
 def _reversed(report: dict[str, Any]) -> Iterator[str]:
     named = ", ".join(prefix_cell(each["local"]) for each in report["namespaces"])
     verb = "would be led" if report["dry_run"] else "is led"
-    yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
+    if report.get("led_here"):
+        yield f"{named} {verb} here, and followed by the other cluster of {report['link_name']}"
+    else:
+        yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
     for heading, lines in (
         ("it cannot be reversed as it is:", report["refused"]),
         ("missing there, while clients write:", report["missing"]),

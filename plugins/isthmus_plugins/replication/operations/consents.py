@@ -246,6 +246,16 @@ class Consents:
         if lacking:
             raise LinkRejected(ReasonCode.NOT_GRANTED, not_granted(link_name, lacking))
 
+    def check_to_follow(self, link_name: str, key: NamespaceKey, disable_transaction_verification: bool) -> None:
+        """Raise LinkRejected where the other side asks this one to follow what it leads, and may not."""
+        link = self._context.control.state.links.get(link_name)
+        if link is None or not self._enforced:
+            return
+        wanted = needed(*key, Role.FOLLOWER, disable_transaction_verification=disable_transaction_verification)
+        lacking = missing(link, wanted)
+        if lacking:
+            raise LinkRejected(ReasonCode.NOT_GRANTED, not_granted(link_name, lacking))
+
     @property
     def for_peer(self) -> bool:
         """Whether commands say that the other side asked for them."""
