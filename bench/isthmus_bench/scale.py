@@ -58,6 +58,8 @@ LOOK_MAX_S: Final = 10.0
 LOOKS_IN_REST: Final = 2
 """The states of partitions are looked at again after this part of the time that all of them may still take: looking
 costs the proxy something, too."""
+LOOKS_MAX: Final = 50
+"""And not before this part of the time that it took: it is not known more exactly."""
 NEW_TOPIC_LOOK_S: Final = 0.02
 TOPIC_OWN: Final = 1
 """ConfigSource of a topic's own settings."""
@@ -335,7 +337,7 @@ class _Scale:
             if took_s > FOLLOW_TIMEOUT_S:
                 raise ProxyFailed(f"{following} of {wanted} partitions follow:\n{self._log()}")
             rest_s = took_s * (wanted - following) / following if following else took_s
-            time.sleep(min(LOOK_MAX_S, max(LOOK_S, rest_s / LOOKS_IN_REST)))
+            time.sleep(min(LOOK_MAX_S, max(LOOK_S, took_s / LOOKS_MAX, rest_s / LOOKS_IN_REST)))
 
     def _verify(self) -> None:
         operation = self._http.post(f"/v1/links/{LINK}/verify").raise_for_status().json()

@@ -48,6 +48,10 @@ INFORMATIONAL: Final = 5
 """Whether a namespace is informational can be altered."""
 REVERSALS: Final = 6
 """What a cluster leads is handed over to the one that follows it, by a record."""
+CAUGHT_UP_CUTS: Final = 6
+"""A cut that was agreed to ends where the source has got by itself what was to be cut."""
+BOTH_WAYS: Final = 6
+"""A synchronous link may lead topics both ways."""
 PROOFS: Final = 6
 """How far both logs were found equal, as brokers hold them, is recorded, and what was found different."""
 CLIENT_MOVES: Final = 6
@@ -69,8 +73,9 @@ LEVELS: Final[Mapping[int, str]] = {
     "consumers of a namespace that follows over a synchronous link wait while it is not known to be In-Sync, where "
     "that is set (--stale-reads no); whether a namespace is informational can be altered",
     6: "what a cluster leads over a link is handed over to the cluster that follows it, and back, by one command "
-    "(isthmus link reverse); "
+    "(isthmus link reverse); a synchronous link may lead topics both ways; "
     "clients that are still at the cluster which led are told to ask their bootstrap servers again (--move-clients); "
+    "a cut that was agreed to is dropped where the source gets by itself what was to be cut; "
     "what follows is compared with its source again and again, as the brokers of both clusters hold it "
     "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded",
 }

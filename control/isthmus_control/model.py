@@ -908,13 +908,16 @@ class ProxyLease:
 
 
 def leads_commits(link: Link) -> bool:
-    """Whether commits of this cluster's groups are to wait for a link: it is synchronous, made so by this cluster."""
-    return link.leads_groups and link.mode is LinkMode.SYNCHRONOUS and made_here(link)
+    """Whether commits of this cluster's groups are to wait for a link: it is synchronous, and so are its topics."""
+    return link.leads_groups and link.mode is LinkMode.SYNCHRONOUS and groups_with_topics(link)
 
 
-def made_here(link: Link) -> bool:
-    """Whether this cluster was the last to set the link's mode."""
-    return link.settings.mode.written.node == link.local_cluster_id
+def groups_with_topics(link: Link) -> bool:
+    """Whether groups that this cluster leads go by the link's mode: it leads topics as well, or made the mode for such.
+
+    Of groups that go the other way than all topics do nobody waits.
+    """
+    return link.settings.mode.written.node == link.local_cluster_id or bool(link.pairs(Role.LEADER, ResourceType.TOPIC))
 
 
 def remote_name(mappings: Iterable[NamespaceMapping], kind: ResourceType, name: str) -> str | None:

@@ -20,7 +20,8 @@ from isthmus_control.bounds import (
     SYNC_CONFIRM_TIMEOUT_MS_MAX,
     SYNC_CONFIRM_TIMEOUT_MS_MIN,
 )
-from isthmus_control.model import NamespaceMapping
+from isthmus_control.commands import AttachNamespace
+from isthmus_control.model import AttachRequest, NamespaceMapping, OnSourceDelete, OnSourceLoss, ResourceType, Role
 
 
 class _Model(BaseModel):
@@ -214,6 +215,67 @@ class Attach(_Model):
         "these offsets are compared",
     )
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
+
+    def command(self, link_name: str) -> AttachNamespace:
+        """What is recorded at the asked cluster, but for the topics that are emptied or cut.
+
+        What becomes of the follower is recorded at its end.
+        """
+        follows = self.role == "follower" and self.type != "principal"
+        return AttachNamespace(
+            link_name,
+            ResourceType(self.type),
+            self.local,
+            self.remote,
+            Role(self.role),
+            create_missing=True,
+            disable_transaction_verification=follows and self.disable_transaction_verification,
+            on_source_loss=self.loss if follows else None,
+            on_source_delete=self.deletion if follows else None,
+        )
+
+    def waiting(self) -> AttachRequest:
+        """What is recorded at the asked cluster while the pair waits for the other one's grant."""
+        return AttachRequest(
+            ResourceType(self.type),
+            self.local,
+            self.remote,
+            Role(self.role),
+            asked_here=True,
+            truncate_target=self.truncate_target,
+            disable_transaction_verification=self.disable_transaction_verification,
+            on_source_loss=self.loss,
+            on_source_delete=self.deletion,
+            cut=self.cut,
+            shared_until=tuple((each.topic, each.partition, each.offset) for each in self.shared_until),
+        )
+
+    @classmethod
+    def again(cls, request: AttachRequest) -> Self:
+        """The operator's request that waited."""
+        return cls(
+            local=request.local_prefix,
+            remote=request.remote_prefix,
+            role=request.role.value,
+            type=request.type.value,
+            truncate_target=request.truncate_target,
+            disable_transaction_verification=request.disable_transaction_verification,
+            on_source_loss=None if request.on_source_loss is None else request.on_source_loss.value,
+            on_source_delete=None if request.on_source_delete is None else request.on_source_delete.value,
+            cut=request.cut,
+            shared_until=[
+                SharedUntil(topic=topic, partition=partition, offset=offset)
+                for topic, partition, offset in request.shared_until
+            ],
+        )
+
+    @property
+    def loss(self) -> OnSourceLoss | None:
+        return None if self.on_source_loss is None else OnSourceLoss(self.on_source_loss)
+
+    @property
+    def deletion(self) -> OnSourceDelete | None:
+        return None if self.on_source_delete is None else OnSourceDelete(self.on_source_delete)
 
 
 class Recover(_Model):
@@ -466,9 +528,13 @@ class PromoteReport(_Model):
 
 
 class Reverse(_Model):
-    """Namespaces that this cluster leads, and the other one is to lead: all together."""
+    """Namespaces that this cluster leads, and the other one is to lead, or (``here``) the other way round: all
+    together."""
 
     namespaces: list[NamespaceRef] = Field(min_length=1, description="of this cluster: topics and consumer groups")
+    here: bool = Field(
+        default=False, description="this cluster follows, and is to lead: the other one is asked, and has to grant it"
+    )
     transactions_wait_seconds: float = Field(
         default=REVERSAL_TRANSACTIONS_WAIT_MS / 1000,
         ge=0,
@@ -482,7 +548,8 @@ class Reverse(_Model):
         description="how long writes wait at most; then all is taken back",
     )
     disable_transaction_verification: bool = Field(
-        default=False, description="as of an attached pair: this cluster's brokers go without it, once it follows"
+        default=False,
+        description="as of an attached pair: the brokers of the cluster that led go without it, once that follows",
     )
     move_clients_seconds: MoveClientsSeconds = 0
     dry_run: bool = Field(default=False, description="change nothing, say what is missing and what is open")
@@ -508,7 +575,9 @@ class ReverseReport(_Model):
     transactions_open: list[str] = []
     """What was open then."""
     reversed: bool = False
-    """The other cluster leads, and this one follows."""
+    """Who followed leads, and who led follows."""
+    led_here: bool = False
+    """This cluster is the one that followed."""
 
 
 class ReversalStatus(_Model):

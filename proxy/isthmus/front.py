@@ -125,7 +125,9 @@ class Front:
             if broker_id not in self._client.brokers:
                 known = ", ".join(map(str, sorted(self._client.brokers)))
                 raise ConfigurationError(
-                    "cluster.broker_id", f"the cluster has no broker {broker_id}", f"It has {known}: name one of them."
+                    "cluster.broker_id",
+                    f"the cluster has no broker {broker_id}",
+                    f"It has {known}: name one of them, or see that this one is up.",
                 )
             await self._listen(broker_id, Endpoint(bind.host, bind.port))
             return

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
+from support.control_topics import forget
 from support.kafka import unique
 from support.links import Linked, relayed, truncated_at, truncation, until
 from support.relay import Relay
@@ -111,3 +113,59 @@ def test_the_other_one_is_cut_to_what_both_have(
     end = SHARED + kept[1]
     assert leader.produce(topic, [b"goes on"]) == [end]
     until("it goes on", lambda: follower.end(topic) == end + 1)
+
+
+@pytest.mark.parametrize("chosen", CHOSEN.values())
+@pytest.mark.one_in_ci("stories")
+def test_an_operator_says_what_both_have_where_nobody_knows(
+    chosen: str, kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
+) -> None:
+    """A has lost its control log, so that nothing is recorded of where its records come from."""
+    orders = unique("orders-") + "-"
+    topic = orders + "eu"
+    with KafkaCluster(name="forgetful", brokers=1) as forgetful, relayed(forgetful, kafka_pair[1]) as (link, relay):
+        link.raise_levels()
+        write_both(link, relay, orders, "asynchronous")
+        link.a.proxy.stop()
+        forget(forgetful)
+        link.a.proxy.options = ("--new-control-log",)
+        link.a.proxy.start()
+        link.b.proxy.cli("link", "delete", link.name, "--local-only")
+        link.a.proxy.cli("link", "create", link.name, "--remote", relay.address)
+        link.raise_levels()
+
+        leader, follower = (link.a, link.b) if chosen == "a" else (link.b, link.a)
+        kept, lost = (("of A", OF_A), ("of B", OF_B)) if chosen == "a" else (("of B", OF_B), ("of A", OF_A))
+
+        def attach(*more: str, shared: int | None = None) -> Any:
+            role = "leader" if chosen == "a" else "follower"
+            if shared is not None:
+                (tmp_path / "shared").write_text(f"{topic} 0 {shared}\n")
+                more = (*more, "--shared-until", str(tmp_path / "shared"))
+            pair = "--local", orders, "--remote", orders, "--role", role
+            return link.a.proxy.cli("link", "attach", link.name, *pair, *more)
+
+        def planned(shared: int | None) -> tuple[str | None, str]:
+            """The word to have it cut by, and why it does not follow."""
+            told = attach("--dry-run", shared=shared)
+            (plan,) = told["topics"]
+            assert plan["action"] == "refuse"
+            return told["cut"], plan["reason"]
+
+        word, why = planned(None)
+        assert (word, "is not known to be the source's" in why) == (None, True), why
+        word, why = planned(SHARED + 5)
+        assert (word, "nothing is done with it" in why) == (None, True), why
+        word, why = planned(SHARED)
+        assert word is not None, why
+        attach("--cut", word, shared=SHARED)
+        done = truncated_at(follower, link.name, topic)
+        (cut,) = done["partitions"]
+        assert (done["messages_truncated"], cut["offset_truncated_to"]) == (lost[1], SHARED)
+        until("it is as long", lambda: topic in follower.topics() and follower.end(topic) == SHARED + kept[1])
+        assert follower.read(topic) == leader.read(topic)
+        assert [record.value for record in leader.read(topic)] == values("shared", SHARED) + values(*kept)
+        shown = ready_commands.run(["salvage", "show", cut["salvage_file"], "--limit", "100"], 30).stdout
+        assert (shown.count(lost[0]), shown.count("shared")) == (lost[1], 0)
+        link.wait_following()
+        assert all(each["equal"] for each in link.verify()["partitions"])

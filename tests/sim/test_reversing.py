@@ -146,6 +146,40 @@ def test_proxies_look_after_reversals_while_there_are_any(monkeypatch: pytest.Mo
     on_two(work, 600)
 
 
+def test_asked_at_the_follower_it_takes_the_leaders_consent() -> None:
+    async def work(two: Two) -> None:
+        two.controls["A"].apply(ChangeGrants("a-to-b", taken=two.controls["A"].state.links["a-to-b"].grants))
+        for request in (asked("B", here=True, dry_run=True), asked("B", here=True)):
+            with pytest.raises(OperationError, match="--may 'lead:a-' --broker-settings") as raised:
+                await two.b.links.reverse("a-to-b", request)
+            assert raised.value.code == "NOT_GRANTED"
+        assert not two.controls["A"].state.reversals
+        await two.a.links.grant("a-to-b", links.ChangeGrants(may=["lead:a-", "lead:consumer-group:ga-"]))
+        await two.a.links.grant("a-to-b", links.ChangeGrants(may=["broker-settings"]))
+        planned = await two.b.links.reverse("a-to-b", asked("B", here=True, dry_run=True))
+        assert (planned.refused, planned.reversed, planned.led_here) == ([], False, True)
+        write(two, "A", b"before")
+        done = await two.b.links.reverse("a-to-b", asked("B", here=True))
+        assert (done.reversed, done.namespaces) == (True, refs("B"))
+        assert [role(two, "A"), role(two, "B")] == [Role.FOLLOWER, Role.LEADER]
+        for side, again in ((two.b, asked("B", here=True)), (two.a, asked("A"))):  # it is done
+            with pytest.raises(OperationError) as raised:
+                await side.links.reverse("a-to-b", again)
+            assert raised.value.code == "NOT_FOUND"
+        write(two, "B", b"after")
+        await two.until("equal", lambda: equal(two), 30)
+
+        async def down() -> None:
+            two.clusters["A"].partition("a-t").leader = -1
+
+        at(two, "B", HoldReversal, down)
+        with pytest.raises(OperationError, match="the other cluster, which leads: taken back") as raised:
+            await two.a.links.reverse("a-to-b", asked("A", here=True, hold_seconds=1))
+        assert raised.value.code == "NOT_DRAINED"
+
+    reversing(work)
+
+
 def test_who_is_known_to_hold_something_else_leads_once_somebody_says_that_he_knows() -> None:
     async def work(two: Two) -> None:
         why = differ(two, "b-t")
@@ -309,6 +343,11 @@ def test_what_could_not_be_reversed_is_refused_before_anything_is_held() -> None
         with pytest.raises(OperationError, match="nothing is held"):
             await two.a.links.reverse("a-to-b", links.Reverse(namespaces=refs("A")))
         with pytest.raises(OperationError, match="not led over"):
+            await two.b.links.reverse("a-to-b", links.Reverse(namespaces=[NamespaceRef(local="x-")]))
+        half = [NamespaceRef(local="b-"), NamespaceRef(local="x-")]
+        with pytest.raises(OperationError, match="'x-' does not follow"):
+            await two.b.links.reverse("a-to-b", links.Reverse(namespaces=half, here=True))
+        with pytest.raises(OperationError, match="not led over link 'a-to-b' here: the other cluster leads it"):
             await two.b.links.reverse("a-to-b", asked("B"))
         two.clusters["B"].add_topic("b-new").partitions[0].write_values(b"another's")
         two.clusters["A"].add_topic("a-new")

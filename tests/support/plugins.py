@@ -89,13 +89,18 @@ class Two:
         return status
 
     async def until(self, what: str, ready: Callable[[], Any], timeout_s: float = 10.0) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not ready():
-            assert asyncio.get_running_loop().time() < deadline, what
-            await asyncio.sleep(0.01)
+        await until(what, ready, timeout_s)
 
     async def connected(self, name: str = "a-to-b") -> None:
         await self.until("connected", lambda: self.a.status(name).state == self.b.status(name).state == "Following")
+
+
+async def until(what: str, ready: Callable[[], Any], timeout_s: float) -> None:
+    """Wait for something on a simulated clock."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not ready():
+        assert asyncio.get_running_loop().time() < deadline, what
+        await asyncio.sleep(0.01)
 
 
 def on_two(

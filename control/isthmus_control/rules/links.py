@@ -389,7 +389,7 @@ def _attach(
         namespace = Namespace(body.type, body.local_prefix, command.at_ms)
     mapping = body.mapping(command.at_ms, offset)
     if link.mode is LinkMode.SYNCHRONOUS and not handed_over:
-        check_synchronous(link, mapping, namespace.informational)
+        check_synchronous(state, link, mapping, namespace.informational)
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
     reversal = state.reversal_of(key)
     require(

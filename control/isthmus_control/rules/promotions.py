@@ -20,11 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus_control import commands as c
-from isthmus_control.clock import Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import (
-    LinkMode,
     NamespaceKey,
     Promotion,
     ResourceType,
@@ -36,7 +34,6 @@ from isthmus_control.model import (
 )
 from isthmus_control.outcome import (
     Change,
-    LinkChanged,
     NamespaceChanged,
     PromotionChanged,
     Refuse,
@@ -45,10 +42,9 @@ from isthmus_control.outcome import (
     require,
 )
 from isthmus_control.rules.acls import own_again
-from isthmus_control.rules.checks import Result, put
+from isthmus_control.rules.checks import Result
 from isthmus_control.rules.client_moves import check_time, told, told_no_more
 from isthmus_control.rules.links import lead
-from isthmus_control.rules.sync import mode_changed
 
 _ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
 """Committed offsets of groups are compared when nothing more comes into their topics."""
@@ -246,15 +242,7 @@ def _led(
         except Refuse:
             continue
         changes += more
-    link = state.links.get(promotion.link)
-    if link is None or link.mode is not LinkMode.SYNCHRONOUS:
-        return state, tuple(changes)
-    # As if it were made synchronous here: whose write of the mode is the last leads.
-    now = tick(state.clock, command.at_ms, state.cluster_id)
-    written = replace(link, settings=replace(link.settings, mode=Register(link.mode, now)))
-    state, after, ended = mode_changed(state, link, written, offset)
-    state = state.evolve(links=put(state.links, after.name, after), clock=now)
-    return state, (*changes, LinkChanged(link, after), *ended)
+    return state, tuple(changes)
 
 
 PROMOTION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {

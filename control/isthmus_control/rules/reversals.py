@@ -28,8 +28,6 @@ from isthmus_control import commands as c
 from isthmus_control.bounds import REVERSAL_HOLD_MS_MAX, REVERSAL_TRANSACTIONS_WAIT_MS_MAX
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
-    Link,
-    LinkMode,
     NamespaceKey,
     ResourceType,
     Reversal,
@@ -247,25 +245,12 @@ def _under_way(state: ControlState, body: c.HoldReversal | c.HandOver | c.TakeBa
 
 def _turned(state: ControlState, offset: int, command: c.Command, reversal: Reversal) -> Result:
     """The state in which what this cluster led follows. Raises Refuse."""
-    _check_whole(link_named(state, reversal.link), reversal)
     changes: list[Change] = []
     for key in reversal.keys:
         disable = reversal.disable_transaction_verification
         state, more = turn(state, offset, command, reversal.link, key, disable_transaction_verification=disable)
         changes += more
     return state, tuple(changes)
-
-
-def _check_whole(link: Link, reversal: Reversal) -> None:
-    """Refuse a part of what a synchronous link leads: its mode says which cluster leads all of it."""
-    if link.mode is not LinkMode.SYNCHRONOUS:
-        return
-    left = next((each.local for each in link.pairs(Role.LEADER, *REVERSED) if each.local not in reversal.keys), None)
-    require(
-        left is None,
-        Rejection.CONFLICT,
-        f"link {link.name!r} is synchronous, and goes in one direction: reverse the {left} with it",
-    )
 
 
 def _opened(state: ControlState, reversal: Reversal) -> tuple[ControlState, list[Change]]:

@@ -21,6 +21,7 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import NEVER
+from isthmus_control.levels import BOTH_WAYS
 from isthmus_control.model import Degraded, Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
 from isthmus_control.outcome import Change, Refuse, Rejection, SyncChanged, require
 from isthmus_control.rules.checks import ENTRIES_MAX, Result
@@ -245,19 +246,22 @@ def _with(state: ControlState, link: str, records: Records) -> ControlState:
 # --- where records end
 
 
-def check_synchronous(link: Link, mapping: NamespaceMapping, informational: bool) -> None:
-    """Raises Refuse where a mapping cannot be part of a synchronous link. Whoever made it so leads all its topics."""
+def check_synchronous(state: ControlState, link: Link, mapping: NamespaceMapping, informational: bool) -> None:
+    """Raises Refuse where a mapping cannot be part of a synchronous link. Before :data:`BOTH_WAYS` whoever made it so
+    leads all its topics."""
     require(
         not informational,
         Rejection.CONFLICT,
         f"the {mapping.local} is informational: it cannot be part of a synchronous link",
     )
+    if state.level >= BOTH_WAYS:
+        return
     leads = link.settings.mode.written.node == link.local_cluster_id
     require(
         mapping.type is not ResourceType.TOPIC or mapping.role is (Role.LEADER if leads else Role.FOLLOWER),
         Rejection.CONFLICT,
-        f"the {mapping.local} is the {mapping.role}'s end, and a synchronous link goes in one direction: "
-        f"the cluster that makes it synchronous leads all of its topics",
+        f"the {mapping.local} is the {mapping.role}'s end, and a synchronous link goes in one direction before feature "
+        f"level {BOTH_WAYS} (isthmus control upgrade): the cluster that makes it synchronous leads all of its topics",
     )
 
 
@@ -272,7 +276,7 @@ def mode_changed(
         return state, replace(after, synchronous_at_offset=offset), changes
     if after.mode is LinkMode.SYNCHRONOUS:
         for mapping in after.mappings:
-            check_synchronous(after, mapping, state.namespaces[mapping.local].informational)
+            check_synchronous(state, after, mapping, state.namespaces[mapping.local].informational)
         return state, replace(after, synchronous_at_offset=offset), []
     state, changes = records_ended(state, before)
     return state, replace(after, synchronous_at_offset=None), changes

@@ -8,6 +8,7 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
+from isthmus_control.levels import CAUGHT_UP_CUTS
 from isthmus_control.model import (
     FollowerTopic,
     NamespaceMapping,
@@ -23,6 +24,7 @@ from isthmus_control.model import (
 from isthmus_control.outcome import (
     Change,
     FollowerTopicChanged,
+    NamespaceAttached,
     ProvenanceChanged,
     Refuse,
     Rejection,
@@ -284,12 +286,29 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
 
 def _resolved(state: ControlState, after: Truncation, changes: list[Change], at_ms: int) -> Result:
     """Nothing differed: no deletion was missed before the ends of the logs that were compared."""
+    if after.reason.code == ReasonCode.CUT_AGREED and state.level >= CAUGHT_UP_CUTS:
+        state, dropped = _agreed_no_more(state, after)
+        changes += dropped
     record = state.follower_topics.get(after.topic)
     if record is None or record.topic_id != after.topic_id or (doubted := _doubted(record, after)) == record.doubted:
         return state, tuple(changes)
     renewed = replace(record, doubted=doubted, recorded_ms=at_ms)
     state = state.evolve(follower_topics={**state.follower_topics, after.topic: renewed})
     return state, (*changes, FollowerTopicChanged(record, renewed))
+
+
+def _agreed_no_more(state: ControlState, after: Truncation) -> tuple[ControlState, list[Change]]:
+    """The state in which a topic follows without being cut, as was agreed: its source has got the rest."""
+    link = state.links.get(after.link)
+    if link is None:
+        return state, []
+    mapping = next((each for each in link.mappings if each.agreed_cut(after.topic_id) is not None), None)
+    if mapping is None:
+        return state, []
+    left = replace(mapping, cuts=tuple(each for each in mapping.cuts if each.topic_id != after.topic_id))
+    mappings = tuple(left if each is mapping else each for each in link.mappings)
+    links = {**state.links, link.name: replace(link, mappings=mappings)}
+    return state.evolve(links=links), [NamespaceAttached(link.name, left)]
 
 
 def _doubted(record: FollowerTopic, after: Truncation) -> dict[int, int]:

@@ -392,13 +392,13 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     @app.post(
         "/v1/links/{name}/reverse",
         tags=["links"],
-        summary="Have the other cluster lead, and follow it",
+        summary="Have the cluster that follows lead, and the one that leads follow",
         status_code=202,
     )
     async def reverse(name: str, request: Reverse, response: Response) -> OperationView:
-        """Starts an operation whose result is a ReverseReport, at the cluster that leads. Writes wait meanwhile.
+        """Starts an operation whose result is a ReverseReport, at either cluster (`here`). Writes wait meanwhile.
 
-        It fails with NOT_DRAINED where it is taken back, and they go on here; with HANDED_OVER where this cluster
+        It fails with NOT_DRAINED where it is taken back, and they go on; with HANDED_OVER where the cluster that led
         follows, and the other one does not lead yet: that is told so again and again.
         """
         links = _operations(services)

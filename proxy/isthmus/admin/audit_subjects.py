@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from isthmus_control.codec import to_json
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, NamespaceMapping, ResourceType
+
+NOT_TOLD: Final = frozenset({"attached_ms", "attached_at_offset", "truncate_topic_ids", "cuts"})
+"""Of a pair of namespaces: what is not set of it, and what was agreed to of single topics."""
 
 
 class Subject(NamedTuple):
@@ -86,14 +91,9 @@ def _link(link: Link) -> Mapping[str, Any]:
 
 
 def _mapping(mapping: NamespaceMapping) -> Mapping[str, Any]:
-    fields = {
-        "type": mapping.type.value,
-        "local": mapping.local_prefix,
-        "remote": mapping.remote_prefix,
-        "role": mapping.role.value,
-        "disable_transaction_verification": mapping.disable_transaction_verification or None,
-        "offsets": None if mapping.offsets is None else mapping.offsets.form.value,
-        "on_source_loss": mapping.on_source_loss and mapping.on_source_loss.value,
-        "on_source_delete": mapping.on_source_delete and mapping.on_source_delete.value,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    """Whatever is set of it."""
+    said = {field.name: getattr(mapping, field.name) for field in dataclasses.fields(mapping)}
+    named = {"local": said.pop("local_prefix"), "remote": said.pop("remote_prefix"), **said}
+    form = None if mapping.offsets is None else mapping.offsets.form
+    found = {name: value for name, value in {**named, "offsets": form}.items() if name not in NOT_TOLD}
+    return {name: to_json(value) for name, value in found.items() if value or name in ("local", "remote")}

@@ -482,6 +482,7 @@ def recover(
     epilog=example(
         "isthmus link reverse a-to-b --local orders- --local-group app- --dry-run",
         "isthmus link reverse a-to-b --local orders- --local-group app- --move-clients 10m",
+        "isthmus link reverse a-to-b --local orders- --here",
         "isthmus link reverse a-to-b --abandon",
     )
     + EXIT_CODES
@@ -494,6 +495,9 @@ def reverse(
     local_group: Annotated[
         list[str] | None, typer.Option("--local-group", "--group", help="Prefix of a local consumer group namespace.")
     ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Have this cluster lead, which follows: the other one is asked.")
+    ] = False,
     transactions_wait: Annotated[
         float | None,
         typer.Option("--transactions-wait", help="Seconds that open transactions may take to end by themselves: 1."),
@@ -504,7 +508,8 @@ def reverse(
     disable_transaction_verification: Annotated[
         bool,
         typer.Option(
-            "--disable-transaction-verification", help="As of attach: on the brokers here, once this cluster follows."
+            "--disable-transaction-verification",
+            help="As of attach: on the brokers of the cluster that leads, once that follows.",
         ),
     ] = False,
     abandon: Annotated[
@@ -523,16 +528,17 @@ def reverse(
 ) -> None:
     """Have the other cluster lead what this one leads, with nothing lost, and follow it from there on.
 
-    Asked at the cluster that leads. Clients' writes wait here while the other cluster gets the last of it, and go on
-    here if that takes too long. A synchronous link is reversed as a whole, and is synchronous the other way after it.
-    Clients stay connected here; --move-clients has those that know of that ask their bootstrap servers again.
+    With --here the other way round, asked at the cluster that follows; the other one has to have granted that
+    (`isthmus link grant` there: lead:PREFIX). Clients' writes wait at the cluster that leads while the other one gets
+    the last of it, and go on there if that takes too long. A synchronous link is synchronous the other way after it.
+    Clients stay connected where they are; --move-clients has those that know of that ask their bootstrap servers again.
     """
     namespaces = [
         *({"type": "topic", "local": prefix} for prefix in local or ()),
         *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
     ]
     if abandon:
-        if namespaces or dry_run or move_clients:
+        if namespaces or dry_run or here or move_clients:
             raise CliError("USAGE", "--abandon goes with --yes alone", Exit.USAGE, output)
         with Admin(url, output) as admin:
             status = admin.post(f"/v1/links/{_path(name)}/reverse/abandon", {"although_unreachable": yes})
@@ -544,6 +550,7 @@ def reverse(
         raise CliError("USAGE", "--yes goes with --abandon", Exit.USAGE, output)
     body = {
         "namespaces": namespaces,
+        "here": here,
         "disable_transaction_verification": disable_transaction_verification,
         "dry_run": dry_run,
     }
@@ -1008,7 +1015,10 @@ def _offsets_in(file: Path, output: Output) -> list[dict[str, Any]]:
 def _reversed(report: dict[str, Any]) -> Iterator[str]:
     named = ", ".join(prefix_cell(each["local"]) for each in report["namespaces"])
     verb = "would be led" if report["dry_run"] else "is led"
-    yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
+    if report.get("led_here"):
+        yield f"{named} {verb} here, and followed by the other cluster of {report['link_name']}"
+    else:
+        yield f"{named} {verb} by the other cluster of {report['link_name']}, and followed here"
     for heading, lines in (
         ("it cannot be reversed as it is:", report["refused"]),
         ("missing there, while clients write:", report["missing"]),

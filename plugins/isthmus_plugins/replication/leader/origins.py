@@ -62,10 +62,12 @@ class LeaderOrigins:
         if stream.copy is not None or not self._are_told(stream.connection):  # in another form it is another log
             return None
         cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
+        is_followed = self._is_followed(topic, topic_id)
         end = await cluster.log_end(topic, partition)
+        if is_followed != self._is_followed(topic, topic_id):  # where it follows no more, more may have come than that
+            raise BrokerUnavailable(f"{topic}-{partition} came to follow, or to follow no more, as its end was read")
         stream.tells_origins = True
         begun = Begun(topic, topic_id, partition, TermStart(end, stream.leader_epoch))
-        is_followed = self._is_followed(topic, topic_id)
         if not is_followed:  # before anything else is asked: who records it later is to have read the later end
             await self._own.begin_term(begun)
         start = await cluster.log_start(topic, partition) if end else 0
@@ -98,10 +100,11 @@ class LeaderOrigins:
         topic, partition = stream.key.place
         if self._is_followed(topic, _id_of(stream)):
             check_lease(self._context)
-        log = await self._context.cluster.log_start(topic, partition), header.next_offset
+        start = await self._context.cluster.log_start(topic, partition)
         seen = (EpochSeen(header.leader_epoch, header.base_offset, header.next_offset),)
-        await self._own.record_epochs(Seen(topic, _id_of(stream), partition, seen, log, stream.leader_epoch))
-        said = self._said(stream, log)
+        # A term may have begun behind the batch, where the log ends by now: this cluster followed until a moment ago.
+        await self._own.record_epochs(Seen(topic, _id_of(stream), partition, seen, (start, None), stream.leader_epoch))
+        said = self._said(stream, (start, header.next_offset))
         if said is not None:
             await stream.connection.call(calls.StreamOrigins(stream.stream_id, said))
 

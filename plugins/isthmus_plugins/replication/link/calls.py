@@ -500,6 +500,31 @@ class Drain(Question[DrainAnswer]):
 
 
 @dataclass(frozen=True, slots=True)
+class AskReverseAnswer:
+    """What keeps it from that, what the asking cluster lacked, what was open. ``reversed``: that cluster leads."""
+
+    refused: tuple[str, ...]
+    missing: tuple[str, ...]
+    transactions_open: tuple[str, ...]
+    reversed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskReverse(Question[AskReverseAnswer]):
+    """The follower asks the leader to hand over. It answers when that is done, refused, or taken back."""
+
+    METHOD = "ask_reverse"
+
+    pairs: tuple[AttachedPair, ...]
+    """As the asked cluster has them."""
+    transactions_wait_ms: int
+    hold_ms: int
+    disable_transaction_verification: bool
+    dry_run: bool
+    move_clients_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakeLead(Question[Done]):
     """Who led has handed over: the other cluster is to lead. It asks back before it does; done: it leads."""
 

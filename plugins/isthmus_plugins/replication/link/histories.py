@@ -157,15 +157,15 @@ def log_epochs(
     topic_id: str,
     partition: int,
     found: Sequence[EpochSeen],
-    log: tuple[int, int],
+    log: tuple[int, int | None],
     cleaned: bool,
 ) -> LogEpochs | LostBefore | None:
     """What is to be recorded of the epochs of this cluster's log, as they were ``found`` in it; None: nothing.
 
     ``found``: in order, all that the log has from the last recorded one on that it still has, else from its start.
-    ``log``: where it starts and ends. ``cleaned``: they were read from what a cleaner left, so that each may have begun
-    right behind the one before, and others may have been in between; brokers say where epochs begin whatever was
-    cleaned. What may have been lost counts as lost.
+    ``log``: where it starts and ends; None: it was not asked where it ends. ``cleaned``: they were read from what a
+    cleaner left, so that each may have begun right behind the one before, and others may have been in between; brokers
+    say where epochs begin whatever was cleaned. What may have been lost counts as lost.
     """
     written = _written(known, cluster_id, topic_id)
     if (lost := _lost_before(written, found, log, cleaned)) is not None:

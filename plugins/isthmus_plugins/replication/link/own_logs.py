@@ -40,13 +40,13 @@ class Begun(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Leader epochs that a log has, and where it starts and ends."""
+    """Leader epochs that a log has, and where it starts and ends; None: behind these, it was not asked where."""
 
     topic: str
     topic_id: str
     partition: int
     epochs: tuple[EpochSeen, ...]
-    log: tuple[int, int]
+    log: tuple[int, int | None]
     leader_epoch: int
 
 

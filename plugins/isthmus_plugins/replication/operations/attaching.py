@@ -124,11 +124,9 @@ class Attaching:
             return await self._consents.wait(link, request, lacking)
         if kind is ResourceType.PRINCIPAL:
             return await self._attach_principals(link, request, role)
-        on_source_loss = None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
-        if on_source_loss is not None and role is Role.LEADER:
+        if request.loss is not None and role is Role.LEADER:
             self._commands.knows(link_name, SOURCE_LOSSES)
-        on_source_delete = None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
-        if on_source_delete is not None:  # the source has to say what it deleted, the target to do it
+        if request.deletion is not None:  # the source has to say what it deleted, the target to do it
             self._commands.knows(link_name, SOURCE_DELETIONS)
         said = [(each.topic, each.partition, each.offset) for each in request.shared_until]
         there = calls.Attach(
@@ -139,11 +137,11 @@ class Attaching:
             truncate_target=request.truncate_target,
             # The follower's end is what consents are about, and the leader's takes none.
             disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
-            on_source_loss=on_source_loss if role is Role.LEADER else None,
-            on_source_delete=on_source_delete if role is Role.LEADER else None,
+            on_source_loss=request.loss if role is Role.LEADER else None,
+            on_source_delete=request.deletion if role is Role.LEADER else None,
             recovers=(role is Role.LEADER and recovers) or None,
         )
-        here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
+        here = replace(request.command(link_name), recovers=role is Role.FOLLOWER and recovers)
         if role is Role.LEADER:
             self._commands.would_append(here)
             led = kind is ResourceType.TOPIC
@@ -164,13 +162,6 @@ class Attaching:
             groups = [GroupPlan.model_validate(asdict(plan)) for plan in answer.groups]
             verification = TransactionVerificationPlan.model_validate(asdict(answer.transaction_verification))
         else:
-            here = replace(
-                here,
-                disable_transaction_verification=request.disable_transaction_verification,
-                on_source_loss=on_source_loss,
-                on_source_delete=on_source_delete,
-                recovers=recovers,
-            )
             led = kind is ResourceType.TOPIC
             asked = calls.LedTopics(request.remote, request.dry_run or None)
             topics = (await self._commands.call(link_name, asked)).topics if led else ()
@@ -227,9 +218,7 @@ class Attaching:
             raise OperationError(
                 "INVALID", "principals are no part of what a source may lose or delete: leave it out", 422
             )
-        here = AttachNamespace(
-            link.name, ResourceType.PRINCIPAL, request.local, request.remote, role, create_missing=True
-        )
+        here = request.command(link.name)
         there = ResourceType.PRINCIPAL, request.remote, request.local, role.other
         self._commands.would_append(here)
         await check_access(self._context, role)

@@ -22,8 +22,6 @@ from isthmus_control.model import (
     Grant,
     Link,
     NamespaceKey,
-    OnSourceDelete,
-    OnSourceLoss,
     ResourceType,
     Role,
 )
@@ -143,8 +141,8 @@ class Consents:
                 truncate_target=leads and (request.truncate_target or request.cut is not None),
                 disable_transaction_verification=leads and request.disable_transaction_verification,
                 dry_run=request.dry_run,
-                on_source_loss=_loss(request) if leads else None,
-                on_source_delete=_delete(request) if leads else None,
+                on_source_loss=request.loss if leads else None,
+                on_source_delete=request.deletion if leads else None,
             ),
         )
         return answer.missing
@@ -158,24 +156,11 @@ class Consents:
                     f"{_words(link.name, lacking)}; then attach it again (it waits by itself once this cluster's "
                     "control log is upgraded: isthmus control upgrade)",
                 )
-            kind, role = ResourceType(request.type), Role(request.role)
-            asked = AttachRequest(
-                kind,
-                request.local,
-                request.remote,
-                role,
-                asked_here=True,
-                truncate_target=request.truncate_target,
-                disable_transaction_verification=request.disable_transaction_verification,
-                on_source_loss=_loss(request),
-                on_source_delete=_delete(request),
-                cut=request.cut,
-                shared_until=tuple((each.topic, each.partition, each.offset) for each in request.shared_until),
-            )
-            known = link.waits(kind, request.local)
+            asked = request.waiting()
+            known = link.waits(asked.type, asked.local_prefix)
             if known is None or not _is_same(known, asked):
                 await self._commands.append(RequestAttach(link.name, asked))
-            self._missing[link.name, NamespaceKey(kind, request.local)] = lacking
+            self._missing[link.name, NamespaceKey(asked.type, asked.local_prefix)] = lacking
             await self.ask(link.name, request)  # recorded here, it is said again whatever happens now
         return links.AttachResult(
             link_name=link.name,
@@ -210,7 +195,7 @@ class Consents:
         if now - failed_at < FAILED_S:
             return
         try:
-            result = await self._attach(link.name, _as_asked(request))
+            result = await self._attach(link.name, links.Attach.again(request))
         except OperationError as error:
             self._failed[place] = now, error.message
             log.warning("what was granted is not attached", extra={"link": link.name, "detail": error.message})
@@ -258,6 +243,16 @@ class Consents:
         if prefix == OFFSETS_TOPIC and link.offsets_topic(Role.LEADER) is not None:
             return
         lacking = missing(link, needed(ResourceType.TOPIC, prefix, Role.LEADER))
+        if lacking:
+            raise LinkRejected(ReasonCode.NOT_GRANTED, not_granted(link_name, lacking))
+
+    def check_to_follow(self, link_name: str, key: NamespaceKey, disable_transaction_verification: bool) -> None:
+        """Raise LinkRejected where the other side asks this one to follow what it leads, and may not."""
+        link = self._context.control.state.links.get(link_name)
+        if link is None or not self._enforced:
+            return
+        wanted = needed(*key, Role.FOLLOWER, disable_transaction_verification=disable_transaction_verification)
+        lacking = missing(link, wanted)
         if lacking:
             raise LinkRejected(ReasonCode.NOT_GRANTED, not_granted(link_name, lacking))
 
@@ -318,14 +313,6 @@ def _words(link_name: str, lacking: tuple[str, ...]) -> str:
     return not_granted(link_name, map(parse_grant, lacking))
 
 
-def _loss(request: links.Attach) -> OnSourceLoss | None:
-    return None if request.on_source_loss is None else OnSourceLoss(request.on_source_loss)
-
-
-def _delete(request: links.Attach) -> OnSourceDelete | None:
-    return None if request.on_source_delete is None else OnSourceDelete(request.on_source_delete)
-
-
 def _asked(question: calls.AskAttach | calls.PlanAttach | calls.CheckAcls) -> AttachRequest:
     """What a peer asks for, as this side records it."""
     request = AttachRequest(question.type, question.local, question.remote, question.role, asked_here=False)
@@ -354,25 +341,6 @@ def _from_there(request: AttachRequest) -> AttachRequest:
         disable_transaction_verification=request.disable_transaction_verification,
         on_source_loss=request.on_source_loss,
         on_source_delete=request.on_source_delete,
-    )
-
-
-def _as_asked(request: AttachRequest) -> links.Attach:
-    """The operator's request again."""
-    return links.Attach(
-        local=request.local_prefix,
-        remote=request.remote_prefix,
-        role=request.role.value,
-        type=request.type.value,
-        truncate_target=request.truncate_target,
-        disable_transaction_verification=request.disable_transaction_verification,
-        on_source_loss=None if request.on_source_loss is None else request.on_source_loss.value,
-        on_source_delete=None if request.on_source_delete is None else request.on_source_delete.value,
-        cut=request.cut,
-        shared_until=[
-            links.SharedUntil(topic=topic, partition=partition, offset=offset)
-            for topic, partition, offset in request.shared_until
-        ],
     )
 
 

@@ -43,8 +43,8 @@ class Recovering:
         if link.mode is LinkMode.SYNCHRONOUS:
             raise OperationError(
                 "CONFLICT",
-                f"link {link_name!r} is synchronous, which goes in one direction: `isthmus link set-mode {link_name} "
-                "asynchronous` first, on either side",
+                f"link {link_name!r} is synchronous, and what is cut and copied again is not in sync: `isthmus link "
+                f"set-mode {link_name} asynchronous` first, on either side",
                 409,
             )
         there = await self._commands.call(link_name, calls.AttachedPairs())

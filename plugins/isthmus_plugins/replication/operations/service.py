@@ -39,6 +39,7 @@ from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.operations.acknowledging import Acknowledging
+from isthmus_plugins.replication.operations.asked_reversals import AskedReversals
 from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
@@ -143,6 +144,7 @@ class LinkService(Part):
         self._handing_over = HandingOver(
             context, commands, self.attaching, self._promotions, own_transactions, group_follower.open_commits
         )
+        self._asked_reversals = AskedReversals(commands, self.consents, self._handing_over)
         self._taking_over = TakingOver(context, commands, self._promotions)
         self._moving_clients = MovingClients(context, commands, told_to_move)
         self._statuses = LinkStatuses(
@@ -219,6 +221,7 @@ class LinkService(Part):
             calls.CheckAcls.by(self.attaching.on_check_acls),
             calls.CompletingTransactions.by(self.on_completing_transactions),
             calls.LogEnds.by(self.on_log_ends),
+            calls.AskReverse.by(self._asked_reversals.on_ask),
             calls.Drain.by(self._taking_over.on_drain),
             calls.TakeLead.by(self._taking_over.on_take_lead),
             calls.AbandonReversal.by(self._taking_over.on_abandon),
@@ -374,8 +377,8 @@ class LinkService(Part):
         return await self._promotions.promote(link, request.namespaces, request.dry_run, progress, move_ms)
 
     async def reverse(self, link_name: str, request: links.Reverse) -> links.ReverseReport:
-        """Have the other cluster lead what this one leads, and follow it."""
-        return await self._handing_over.reverse(link_name, request)
+        """Have the other cluster lead what this one leads, and follow it; or, asked at the follower, this one."""
+        return await self._asked_reversals.reverse(link_name, request)
 
     async def abandon_reversal(self, link_name: str, request: links.AbandonReversal) -> LinkStatus:
         """Have this cluster lead on, or again."""

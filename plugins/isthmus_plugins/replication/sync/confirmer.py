@@ -12,7 +12,7 @@ from typing import Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
-from isthmus_control.model import LinkMode, made_here
+from isthmus_control.model import groups_with_topics, leads_commits
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
@@ -132,8 +132,9 @@ class SyncConfirmer(Confirmer, Part):
     def _note_detached(self, before: ControlState, state: ControlState) -> None:
         """Links are others: of groups that they lead no more it may still be said that they are In-Sync."""
         for name, link in before.links.items():
-            if link.mode is LinkMode.SYNCHRONOUS and made_here(link):
-                now = state.links[name].mappings if name in state.links else ()
+            if leads_commits(link):
+                after = state.links.get(name)
+                now = after.mappings if after is not None and groups_with_topics(after) else ()
                 gone = [each for each in link.mappings if each.leads_groups and each not in now]
                 if gone:
                     self.commits.detached(name, gone, state.applied_offset)

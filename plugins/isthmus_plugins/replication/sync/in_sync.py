@@ -17,7 +17,7 @@ from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, Reason, ResourceType, SyncState, made_here
+from isthmus_control.model import Link, Reason, ResourceType, Role, SyncState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import SyncStatus
@@ -92,12 +92,12 @@ class SyncPartitions:
         """Links are others: of partitions whose records ended with that leases may still run, whoever granted them."""
         elsewhere: list[LinkPartition] = []
         for name, records in before.sync_records.items():
-            if not made_here(before.links[name]):
-                continue  # it follows
             for place, record in records.items():
                 key = LinkPartition(name, *place)
                 if record.state is not SyncState.IN_SYNC or self._links.record(name, place) is not None:
                     continue
+                if not _led(before.links[name], place[0]):
+                    continue  # it followed
                 progress = self.progress.get(key)
                 if progress is None:
                     elsewhere.append(key)
@@ -412,3 +412,10 @@ class SyncPartitions:
 
 def _as_uuid(topic_id: bytes) -> str:
     return str(uuid.UUID(bytes=topic_id))
+
+
+def _led(link: Link, topic: str) -> bool:
+    """Whether a link led a topic; of the offsets topic, whether it led groups."""
+    if topic == OFFSETS_TOPIC:
+        return link.leads_groups
+    return any(each.holds(topic) for each in link.pairs(Role.LEADER, ResourceType.TOPIC))

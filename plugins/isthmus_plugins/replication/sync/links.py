@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from isthmus_control.clock import ZERO
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, LinkMode, ResourceType, SyncRecord, SyncState, made_here
+from isthmus_control.model import Link, LinkMode, ResourceType, SyncRecord, SyncState, groups_with_topics
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -44,7 +44,9 @@ class SynchronousLinks:
         state = self._context.control.state
         if topic == OFFSETS_TOPIC:
             links = state.links.items()
-            return tuple(name for name, link in links if link.leads_groups and made_here(link) and self.holds(link))
+            return tuple(
+                name for name, link in links if link.leads_groups and groups_with_topics(link) and self.holds(link)
+            )
         return tuple(
             counterpart.link.name
             for counterpart in state.lookup.leading(ResourceType.TOPIC, topic)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import FROM_FIRST
-from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState, made_here
+from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -242,7 +242,7 @@ def _held(state: ControlState) -> Iterator[tuple[tuple[str, str], tuple[Link, Na
     if state.level < FROM_FIRST:
         return
     for link in state.links.values():
-        if link.mode is not LinkMode.SYNCHRONOUS or not made_here(link) or link.synchronous_at_offset is None:
+        if link.mode is not LinkMode.SYNCHRONOUS or link.synchronous_at_offset is None:
             continue
         for mapping in link.pairs(Role.LEADER, ResourceType.TOPIC):
             since = max(link.synchronous_at_offset, mapping.attached_at_offset)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from isthmus_control.levels import CAUGHT_UP_CUTS
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, FollowerTopic, Reason, ResourceType
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
@@ -198,7 +199,9 @@ class TruncationSteps:
                 "its records there are others: nothing is cut. Detach the namespace",
             )
         here = {each.partition: each.here[1] for each in compared.partitions}
-        if compared.token != agreed or here != dict(ends):
+        # A source that has got the rest meanwhile leaves nothing to lose, which nobody has to agree to.
+        caught_up = not compared.records_cut and self._context.control.state.level >= CAUGHT_UP_CUTS
+        if agreed is None or not (compared.token == agreed or caught_up) or here != dict(ends):
             raise HeldUp(
                 ReasonCode.ENDS_CHANGED,
                 "its logs are not as they were when it was agreed to have it cut: attach the namespace again, with "
@@ -208,6 +211,10 @@ class TruncationSteps:
         for each in compared.partitions:
             cut_at = await self._common_log.whole(info, each.partition, each.shared) if each.cut else each.shared
             cuts.append(PartitionCut(each.partition, each.here[0], max(each.here[0], cut_at), each.here[1]))
+        if caught_up:
+            log.info("nothing to cut any more", extra={"topic": truncation.topic})
+            await self._ownership.advance(truncation, _P.CANCELLING, cuts=tuple(cuts))
+            return
         await self._ownership.advance(truncation, _P.SALVAGING, cuts=tuple(cuts), compared_at=views_of(info))
 
     def _connection(self, truncation: Truncation) -> LinkConnection:

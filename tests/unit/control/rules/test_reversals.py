@@ -26,8 +26,10 @@ from isthmus_control.model import (
     ReversalStep,
     Right,
     Role,
+    SyncState,
     TopicEnd,
     TopicState,
+    leads_commits,
 )
 from isthmus_control.outcome import Accepted, Rejected, Rejection
 from isthmus_control.truncations import PartitionView
@@ -335,37 +337,30 @@ def synchronous(log: Log) -> Log:
     return log
 
 
-def test_a_synchronous_link_is_reversed_as_a_whole() -> None:
+def test_what_a_synchronous_link_leads_besides_stays_in_sync() -> None:
     log = synchronous(at_a())
-    log.refused(replace(ANNOUNCE, more=()), Rejection.CONFLICT, "reverse the consumer-group namespace 'ga-' with it")
-    for body in (ANNOUNCE, HOLD):
-        log.ok(body)
     log.ok(c.AttachNamespace("l", TOPIC, "more-", "more-", Role.LEADER, create_missing=True))
-    log.refused(HAND_OVER, Rejection.CONFLICT, "'more-'")
-    log.ok(c.DetachNamespace("l", TOPIC, "more-"))
-    log.ok(HAND_OVER)
+    topic_id = str(uuid.UUID(int=9))
+    for topic in ("a-t", "more-t"):
+        log.ok(c.RecordSync("l", LINK_ID, SyncState.IN_SYNC, (c.PartitionSync(topic, topic_id, 0, 5),)))
+    for body in (replace(ANNOUNCE, more=()), HOLD, HAND_OVER):
+        log.ok(body)
     assert log.role(HERE) is Role.FOLLOWER
+    assert list(log.state.sync_records["l"]) == [("more-t", 0)]
     assert log.state.links["l"].mode is LinkMode.SYNCHRONOUS
 
 
 def test_it_is_synchronous_the_other_way_after_it() -> None:
     a, b = synchronous(at_a()), at_b()
+    mode = a.state.links["l"].settings.mode
     b.ok(c.MergeLink("l", LINK_ID, a.state.links["l"].settings))
-    assert b.state.links["l"].mode is LinkMode.SYNCHRONOUS
     for body in (ANNOUNCE, HOLD, HAND_OVER):
         a.ok(body)
     for body in (ACCEPT, LEAD, *(c.DetachNamespace("l", *key, for_peer=True) for key in (THERE, GROUPS_THERE))):
         b.ok(body)
-    before = b.state.links["l"].synchronous_at_offset
     b.ok(c.EndPromotion(*THERE, OWNER))
-    led = b.state.links["l"]
-    assert (led.mode, led.settings.mode.written.node) == (LinkMode.SYNCHRONOUS, "B")
-    assert led.synchronous_at_offset is not None
-    assert before is not None
-    assert led.synchronous_at_offset > before
-    a.ok(c.MergeLink("l", LINK_ID, led.settings))
-    assert a.state.links["l"].settings.mode == led.settings.mode
-    assert a.state.links["l"].mode is LinkMode.SYNCHRONOUS
+    assert (b.role(THERE), leads_commits(b.state.links["l"])) == (Role.LEADER, True)
+    assert a.state.links["l"].settings.mode == b.state.links["l"].settings.mode == mode
 
 
 def test_the_state_survives_a_snapshot() -> None:

@@ -15,8 +15,18 @@ from isthmus_control import commands as c
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
-from isthmus_control.levels import FROM_FIRST
-from isthmus_control.model import Link, LinkMode, LinkSettings, Reason, ResourceType, Role, SyncRecord, SyncState
+from isthmus_control.levels import BOTH_WAYS, FROM_FIRST
+from isthmus_control.model import (
+    Link,
+    LinkMode,
+    LinkSettings,
+    Reason,
+    ResourceType,
+    Role,
+    SyncRecord,
+    SyncState,
+    leads_commits,
+)
 from isthmus_control.outcome import Accepted, Duplicate, LinkChanged, NamespaceDetached, Rejected, Rejection
 from isthmus_control.outcome import SyncChanged as Changed
 
@@ -106,8 +116,19 @@ def test_the_mode_is_merged_as_all_settings_are() -> None:
     assert (log.link.mode, log.link.synchronous_at_offset, log.state.sync_records) == (ASYNC, None, {})
 
 
-def test_a_synchronous_link_goes_in_one_direction() -> None:
-    """From the cluster that made it synchronous to the other one."""
+def test_a_synchronous_link_may_lead_both_ways() -> None:
+    log = Log(ASYNC)
+    log.ok(c.RaiseLevel(BOTH_WAYS))
+    follow = c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True)
+    log.ok(follow)
+    log.ok(c.AlterLink("ab", SYNC))
+    log.ok(replace(follow, local_prefix="more-", remote_prefix="more-"))
+    assert not leads_commits(log.link)
+    log.ok(c.AttachNamespace("ab", GROUP, "g-", "g-", LEADER, create_missing=True))
+    assert leads_commits(log.link)
+
+
+def test_before_that_it_goes_from_the_cluster_that_made_it_synchronous_to_the_other_one() -> None:
     log = Log(ASYNC)
     follow = c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True)
     log.refused(log.merge(SYNC, 50_000), Rejection.CONFLICT, "'out-'", "one direction")

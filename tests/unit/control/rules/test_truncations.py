@@ -13,8 +13,10 @@ from isthmus_control import commands as c
 from isthmus_control.apply import apply
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import BrokerClaim, Reason, ResourceType, Role, TopicState
+from isthmus_control.levels import CAUGHT_UP_CUTS
+from isthmus_control.model import AgreedCut, BrokerClaim, Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted, Outcome, Rejected, Rejection
+from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     CANCELLABLE,
     PAST_TRUNCATIONS_MAX,
@@ -229,6 +231,24 @@ def test_what_succeeded_the_source_is_followed_in_the_end() -> None:
     # Its epochs begin again.
     assert log.state.source_epochs("in-t", 0) == ()
     epochs(log, new_id, (0, 0, 100))
+
+
+@pytest.mark.parametrize("level", [CAUGHT_UP_CUTS - 1, CAUGHT_UP_CUTS])
+def test_a_topic_is_not_to_be_cut_any_more_where_its_source_has_got_the_rest(level: int) -> None:
+    log = Log()
+    log.state = log.state.evolve(level=level)
+    agreed = (AgreedCut(log.topic_id, "token"), AgreedCut(log.uid(), "another topic's"))
+    link = log.state.links["b"]
+    (mapping,) = link.mappings
+    agreeing = replace(link, mappings=(replace(mapping, cuts=agreed),))
+    log.state = log.state.evolve(links={"b": agreeing})
+    log.ok(log.begin(reason=Reason(ReasonCode.CUT_AGREED, "an operator")))
+    nothing = tuple(replace(cut, offset=cut.log_end) for cut in CUTS)
+    log.ok(log.advance(P.CANCELLING, cuts=nothing))
+    log.ok(log.advance(P.DONE))
+    assert log.state.follower_topics["in-t"].topic_id == log.topic_id
+    left = log.state.links["b"].mappings[0].cuts
+    assert left == (agreed[1:] if level == CAUGHT_UP_CUTS else agreed)
 
 
 def test_a_source_is_succeeded_where_nothing_had_to_be_cut_too() -> None:

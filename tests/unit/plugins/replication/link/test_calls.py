@@ -239,6 +239,19 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.DrainAnswer(("one", "two"), ("one",)), '{"missing":["one","two"],"not_followed":["one"]}')],
     ),
     (
+        calls.AskReverse(
+            (calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),), 1_000, 5_000, True, False, 60_000
+        ),
+        '{"pairs":[["topic","l-","r-","leader"]],"transactions_wait_ms":1000,"hold_ms":5000,'
+        '"disable_transaction_verification":true,"dry_run":false,"move_clients_ms":60000}',
+        [
+            (
+                calls.AskReverseAnswer(("one",), ("two",), ("three",), False),
+                '{"refused":["one"],"missing":["two"],"transactions_open":["three"],"reversed":false}',
+            )
+        ],
+    ),
+    (
         calls.TakeLead(TOPIC_ID, (calls.AttachedPair(ResourceType.TOPIC, "r-", "l-", Role.LEADER),)),
         f'{{"reversal_id":"{TOPIC_ID}","pairs":[["topic","r-","l-","leader"]]}}',
         [(calls.Done(), "{}")],

@@ -125,6 +125,7 @@ def test_a_log_that_ends_before_its_term_has_lost_it() -> None:
     seen = (EpochSeen(3, 0, 40),)
     lost = histories.log_epochs(known(*ranges), "B", X, 0, seen, (0, 45), False)
     assert lost == LostBefore(45)
+    assert histories.log_epochs(known(*ranges), "B", X, 0, seen, (0, None), False) is None, "it was not asked"
     assert histories.log_epochs(known(*ranges), "B", X, 0, seen, (0, 45), True) == LostBefore(40)
     mended = histories.to_mend(state(*ranges), TOPIC, 0, lost, 7)
     assert mended == (c.TruncateProvenance(at(45)), begun(45, Ended.CUT))

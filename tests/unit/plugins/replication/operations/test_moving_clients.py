@@ -66,16 +66,19 @@ def test_nobody_is_told_unasked() -> None:
     on_following(work)
 
 
-def test_who_led_tells_its_clients_after_a_reversal() -> None:
+@pytest.mark.parametrize("here", [False, True], ids=["asked there", "asked here"])
+def test_who_led_tells_its_clients_after_a_reversal(here: bool) -> None:
     async def work(two: Two) -> None:
-        may = (Grant(Right.FOLLOW, *THERE),)
-        two.controls["B"].apply(ChangeGrants("a-to-b", may))
+        two.controls["B"].apply(ChangeGrants("a-to-b", (Grant(Right.FOLLOW, *THERE),)))
+        two.controls["A"].apply(ChangeGrants("a-to-b", (Grant(Right.LEAD, *HERE), Grant(Right.BROKER_SETTINGS))))
         asked = Reverse(
-            namespaces=[NamespaceRef(local="l-")],
+            namespaces=[NamespaceRef(local="r-" if here else "l-")],
+            here=here,
             disable_transaction_verification=True,
             move_clients_seconds=FOR_S,
         )
-        assert (await two.a.links.reverse("a-to-b", asked)).reversed
+        side = two.b if here else two.a
+        assert (await side.links.reverse("a-to-b", asked)).reversed
         await told_at_a(two)
 
     on_following(work, 120)
