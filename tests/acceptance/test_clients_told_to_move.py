@@ -26,7 +26,7 @@ from support.relay import Relay
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 
-pytestmark = pytest.mark.brokers
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]  # of Java there are four processes, or eight
 
 METADATA_AGE_MS = 1_000
 """So that clients ask soon, as they would within 5 minutes."""
