@@ -49,6 +49,17 @@ class LeaderOrigins:
     async def _begin(self, begun: Sequence[Begun]) -> None:
         with suppress(BrokerUnavailable, KafkaRefused):  # as a stream opens it is done again, and told
             await asyncio.gather(*map(self._own.begin_term, begun))
+            # Most that are new get their first records now, and these wait for that to be recorded, too.
+            ends = await self._context.cluster.log_ends([(each.topic, each.partition) for each in begun])
+            await asyncio.gather(*(self._written(each, ends.get((each.topic, each.partition), 0)) for each in begun))
+
+    async def _written(self, begun: Begun, end: int) -> None:
+        """Record the leader epochs of what this cluster wrote in its term up to the log's end, which was read since."""
+        known = self._context.control.state.origins_of(begun.topic, begun.topic_id, begun.partition).open_range
+        if end and known is not None and histories.is_own(known, self._context.cluster_id, begun.topic_id):
+            start = await self._context.cluster.log_start(begun.topic, begun.partition)
+            ended = begun.start._replace(offset=max(start, end))
+            await self._own.record_written(begun._replace(start=ended), start)
 
     def _are_told(self, connection: LinkConnection) -> bool:
         """Whether followers behind a connection record where records come from."""
