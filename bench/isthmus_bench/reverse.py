@@ -7,12 +7,14 @@ For each round trip two clusters of a broker each, a proxy beside each broker, a
 - *Reversed*, there and back: by an asynchronous link, by a synchronous one, with transactions that end by themselves,
   and with one that nobody ends. The *pause* is the time from the first write that was held at the one cluster to the
   first that the other has acked. Transactions begin no more from *announced* on.
+- *Reversed, and a client moves*: a Java producer beside them is told to (:mod:`isthmus_bench.told_producer`). What it
+  takes itself is the time from the first write that the other cluster has acked to its own first one there.
 - *Promoted*: nobody writes, the other cluster has all, and is told to lead.
 - *Failed over*: the first cluster's proxy is killed, and the other is told to lead at once. It waits until what was
   leased has run out, counted from when the first was heard last.
 
-Those two are from the command to the first acked write. Commands are requests to the proxies' REST API: what a process
-takes to start is not in the figures. Nor is what clients take to move from one cluster to the other.
+The last two are from the command to the first acked write. Commands are requests to the proxies' REST API: what a
+process takes to start is not in the figures. What a client takes to move is in no other figure than its own.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from isthmus_bench.command import machine
 from isthmus_bench.compilers import COMPILING_MAX, Compilers
 from isthmus_bench.kafka import DEFAULT_VERSION
 from isthmus_bench.moving_load import Moving
+from isthmus_bench.moving_name import MovingName
 from isthmus_bench.reverse_environment import ONCE, Environment, prefix_of
 from isthmus_bench.sync_figures import Verdict
 from isthmus_bench.sync_plan import ASYNCHRONOUS, SYNCHRONOUS
+from isthmus_bench.told_producer import ToldProducer, knows_that_it_is_told
 from isthmus_bench.wan import Wan
 from isthmus_plugins.replication.operations.failover import CLAIMS_RECORDED_S
 
@@ -47,6 +51,8 @@ MANY_MAX_S: Final = 5.0
 """For a failover of many partitions."""
 PATIENT_S: Final = 0.02
 """What a producer takes for a request, beside the round trips that its ack waits for."""
+MOVE_CLIENTS_S: Final = 60.0
+"""For so long clients are told to move."""
 
 PROMOTE: Final = "promote"
 FAILOVER: Final = "failover"
@@ -61,13 +67,17 @@ class Kind:
     link: str = ASYNCHRONOUS
     transactional: bool = False
     left_open: bool = False
+    told: bool = False
+    """Whether a client is told to move."""
 
 
+TOLD: Final = "reverse, a client moves"
 KINDS: Final = (
     Kind("reverse"),
     Kind("reverse, synchronous", link=SYNCHRONOUS),
     Kind("reverse, transactions", transactional=True),
     Kind("reverse, one left open", transactional=True, left_open=True),
+    Kind(TOLD, told=True),
 )
 
 
@@ -99,6 +109,10 @@ class Plan:
         """So many that each can wait for its acks, also over a synchronous link."""
         return max(10, round(self.batches_per_s * (rtt_ms / 1000 + PATIENT_S)))
 
+    def kinds(self) -> list[Kind]:
+        """Those that clients of this version know."""
+        return [each for each in KINDS if not each.told or knows_that_it_is_told(self.version)]
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -118,6 +132,8 @@ class Move:
     """That were acked before."""
     after_per_s: float | None = None
     """And after, from the first one on."""
+    client_s: float | None = None
+    """From the first acked write to that of a client that was told to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +169,10 @@ class Report:
 
 
 def verdicts_of(figures: Sequence[Figure]) -> Iterator[Verdict]:
-    """The slowest of each counts."""
+    """The slowest of each counts. What a client takes itself is not judged, nor what it takes from the others."""
     for each in figures:
+        if each.kind == TOLD:
+            continue
         at = f", RTT {each.rtt_ms:g} ms"
         round_trips_s = ROUND_TRIPS_MAX * each.rtt_ms / 1000
         if each.kind in (FAILOVER, FAILOVER_MANY):
@@ -212,7 +230,7 @@ class _Measured:
         """One after the other. Raises ChildFailed, HTTPError, LoadError, ProxyFailed."""
         try:
             self._warm_up()
-            for kind in KINDS:
+            for kind in self._plan.kinds():
                 yield self._figure(
                     kind.name, [move for _ in range(self._plan.rounds) for move in self._there_and_back(kind)]
                 )
@@ -234,7 +252,7 @@ class _Measured:
         compilers = Compilers([pid for each in self._environment.clusters for pid in each.pids])
         for _ in range(1 + self._plan.warm_again_max):
             self._say("warming up")
-            for kind in KINDS:
+            for kind in self._plan.kinds():
                 self._there_and_back(kind)
             if compilers.share() <= COMPILING_MAX:
                 break
@@ -244,13 +262,28 @@ class _Measured:
 
     def _reversed(self, kind: Kind, leader: int) -> Move:
         """Reverse what is led over a link once."""
+        with ExitStack() as stack:
+            self._environment.wait(kind.link, leader)
+            return self._reversed_with(kind, leader, self._told(kind, leader, stack) if kind.told else None)
+
+    def _told(self, kind: Kind, leader: int, stack: ExitStack) -> ToldProducer:
+        """A client whose name leads to the cluster that is to lead, and which writes to the one that leads."""
+        here, there = (self._environment.target(side, prefix_of(kind.link)) for side in (leader, 1 - leader))
+        name = stack.enter_context(MovingName())
+        name.lead_to(here.host, here.port)
+        producer = ToldProducer(self._plan.version, name, here.topic, self._environment.directory)
+        stack.enter_context(producer).acked_after(0.0)
+        name.lead_to(there.host, there.port)
+        return producer
+
+    def _reversed_with(self, kind: Kind, leader: int, client: ToldProducer | None) -> Move:
         prefix = prefix_of(kind.link)
-        self._environment.wait(kind.link, leader)
         load = {"transactional": kind.transactional, "left_open": kind.left_open}
         self._begin(prefix, 1 - leader, leader, **load)
         namespaces = [{"type": each, "local": prefix} for each in ("topic", "consumer-group")]
+        moving = {} if client is None else {"move_clients_seconds": MOVE_CLIENTS_S}
         began = time.monotonic()
-        self._environment.do(leader, f"/v1/links/{kind.link}/reverse", {"namespaces": namespaces})
+        self._environment.do(leader, f"/v1/links/{kind.link}/reverse", {"namespaces": namespaces, **moving})
         command_s = time.monotonic() - began
         said = self._load.read()
         assert said["held_at"] is not None
@@ -261,8 +294,10 @@ class _Measured:
             said["transaction_at"] - said["announced_at"] if kind.transactional else None,
             records_per_s=said["records_per_s"],
             after_per_s=said["after_per_s"],
+            client_s=None if client is None else client.acked_after(said["accepted_at"]) - said["accepted_at"],
         )
-        self._say(f"{kind.name}: pause {move.pause_s:.3f} s")
+        more = "" if move.client_s is None else f", the client moves within {move.client_s:.3f} s"
+        self._say(f"{kind.name}: pause {move.pause_s:.3f} s{more}")
         return move
 
     def _promoted(self, prefix: str) -> Move:

@@ -60,7 +60,7 @@ class Environment:
         self._partitions = partitions
         self._once = once
         reach = Reach(bind=HOST, advertised=HOST) if wan is None else Reach(bind=wan.near, advertised=wan.far)
-        directory = Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-bench-")))
+        self.directory = directory = Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-bench-")))
         self.clusters = [
             stack.enter_context(
                 KafkaCluster(

@@ -28,6 +28,7 @@ def test_a_quick_run(tmp_path: Path) -> None:
             assert 0 < move["pause_s"] < move["until_held_s"] + move["pause_s"]
             assert move["records_per_s"] > 0
             assert (move["announced_s"] is not None) is kind.transactional
+            assert (move["client_s"] is not None) is kind.told
     for kind in (FAILOVER, FAILOVER_MANY):
         (move,) = figures[kind]["moves"]
         assert move["pause_s"] > move["waits_s"] > 0

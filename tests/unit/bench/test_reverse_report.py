@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus_bench.reverse import FAILOVER, FAILOVER_MANY, KINDS, PROMOTE, Figure, Move, Plan, Report, verdicts_of
+from isthmus_bench.reverse import FAILOVER, FAILOVER_MANY, KINDS, PROMOTE, TOLD, Figure, Move, Plan, Report, verdicts_of
 from isthmus_bench.reverse_cli import tables
 from isthmus_bench.sync_figures import Verdict
 
@@ -56,18 +56,39 @@ def test_the_report_as_tables() -> None:
     figures = [
         figure("reverse", REVERSED, Move(0.7, 1.1, until_held_s=0.5, records_per_s=1_980, after_per_s=2_000)),
         figure("reverse, transactions", WITH_TRANSACTIONS),
+        figure(TOLD, Move(1.5, 0.9, client_s=0.2), Move(0.5, 0.9, client_s=0.4)),
         figure(FAILOVER, Move(4.5, 4.6, waits_s=3.9), rtt_ms=20.0),
     ]
     report = Report({"cores": "2"}, "4.3.0", 2_000, figures, list(verdicts_of(figures)))
     near, far, targets = tables(report)
     assert (near[0], far[0]) == ("RTT 0 ms", "RTT 20 ms")
     assert near[2] == [
-        ["reverse", "4", "2", "0.600", "0.700", "0.000", "-", "0.400", "1.000", "1,990", "1,995"],
-        ["reverse, transactions", "4", "1", "0.500", "0.500", "0.000", "0.800", "0.300", "0.900", "2,000", "1,990"],
+        ["reverse", "4", "2", "0.600", "0.700", "0.000", "-", "0.400", "1.000", "1,990", "1,995", "-", "-"],
+        [
+            "reverse, transactions",
+            "4",
+            "1",
+            "0.500",
+            "0.500",
+            "0.000",
+            "0.800",
+            "0.300",
+            "0.900",
+            "2,000",
+            "1,990",
+            "-",
+            "-",
+        ],
+        [TOLD, "4", "2", "1.000", "1.500", "0.000", "-", "-", "0.900", "-", "-", "0.300", "0.400"],
     ]
-    assert far[2] == [["failover", "4", "1", "4.500", "4.500", "3.900", "-", "-", "4.600", "-", "-"]]
-    assert [row[-1] for row in targets[2]] == ["yes"] * 4
+    assert far[2] == [["failover", "4", "1", "4.500", "4.500", "3.900", "-", "-", "4.600", "-", "-", "-", "-"]]
+    assert [row[-1] for row in targets[2]] == ["yes"] * 4, "nobody judges what a client takes"
     assert report.as_dict()["verdicts"][0]["met"] is True
+
+
+def test_clients_that_do_not_know_what_they_are_told_are_left_out() -> None:
+    assert [each.name for each in Plan("4.3.0").kinds()] == [each.name for each in KINDS]
+    assert TOLD not in [each.name for each in Plan("3.9.2").kinds()]
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:
