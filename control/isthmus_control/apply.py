@@ -38,6 +38,7 @@ from isthmus_control.outcome import (
 from isthmus_control.rules.acls import ACL_HANDLERS
 from isthmus_control.rules.checks import AT_MS_MAX, Result
 from isthmus_control.rules.claims import CLAIM_HANDLERS
+from isthmus_control.rules.client_moves import CLIENT_MOVE_HANDLERS
 from isthmus_control.rules.deletions import DELETION_HANDLERS
 from isthmus_control.rules.demands import DEMAND_HANDLERS
 from isthmus_control.rules.follower_topics import FOLLOWER_TOPIC_HANDLERS
@@ -183,6 +184,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **SOURCE_DELETION_HANDLERS,
     **PROMOTION_HANDLERS,
     **REVERSAL_HANDLERS,
+    **CLIENT_MOVE_HANDLERS,
     **ACL_HANDLERS,
     **SYNC_HANDLERS,
     **CLAIM_HANDLERS,

@@ -17,6 +17,8 @@ REVERSAL_HOLD_MS: Final = 5_000
 """How long it has clients' writes wait at most, where nothing else is said."""
 REVERSAL_HOLD_MS_MAX: Final = 60_000
 """Clients give up a request sooner."""
+MOVE_CLIENTS_MS_MAX: Final = 86_400_000
+"""How long clients may be told to look for the cluster that leads now."""
 
 VERIFY_EVERY: Final = "verify.every.ms"
 """The setting of a link: in which time both whole logs of what follows are compared again, or :data:`VERIFY_OFF`."""

@@ -27,6 +27,7 @@ from isthmus_control.concerns import concerns_of, said_in
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
 from isthmus_control.levels import (
+    CLIENT_MOVES,
     CONCERNS,
     CONSENT,
     FROM_FIRST,
@@ -505,7 +506,8 @@ class BeginPromotion(Body):
 
     ``without_source``: a failover, also of what was to be promoted with the source's help. Of a topic namespace that
     followed over the link and was detached it ends what the link left open. ``reversal``: the source has handed them
-    over in the reversal of this id, which this cluster is drained for; it leads them in the end.
+    over in the reversal of this id, which this cluster is drained for; it leads them in the end. ``move_clients_ms``:
+    for how long the source's clients are to be told to look for this cluster, when it has ended; 0: they are not.
     """
 
     KIND: ClassVar[str] = "begin-promotion"
@@ -518,6 +520,7 @@ class BeginPromotion(Body):
     more: tuple[NamespaceKey, ...] = ()
     without_source: bool = False
     reversal: str = field(default="", metadata=since(REVERSALS))
+    move_clients_ms: int = field(default=0, metadata=since(CLIENT_MOVES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,6 +572,7 @@ class AnnounceReversal(Body):
     transactions_wait_ms: int
     hold_ms: int
     disable_transaction_verification: bool = False
+    move_clients_ms: int = field(default=0, metadata=since(CLIENT_MOVES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,6 +647,34 @@ class AcceptReversal(Body):
     more: tuple[NamespaceKey, ...]
     reversal_id: str
     settings: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveClients(Body):
+    """Clients of a topic namespace are told to look for the link's other cluster, which leads it and asks for that.
+
+    See :class:`~isthmus_control.model.ClientMove`.
+    """
+
+    KIND: ClassVar[str] = "move-clients"
+    SINCE: ClassVar[int] = CLIENT_MOVES
+    link: str
+    type: ResourceType
+    prefix: str
+    remote_prefix: str
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndClientMove(Body):
+    """Its time is over; or the other cluster tells its clients by now. ``begun_offset``: which one it is."""
+
+    KIND: ClassVar[str] = "end-client-move"
+    SINCE: ClassVar[int] = CLIENT_MOVES
+    link: str
+    type: ResourceType
+    prefix: str
+    begun_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -1411,6 +1443,8 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             EndReversal,
             AbandonReversal,
             AcceptReversal,
+            MoveClients,
+            EndClientMove,
             SetOffsetsTopic,
             SetFollowerTopic,
             CompactFollowerTopic,

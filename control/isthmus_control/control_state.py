@@ -15,11 +15,12 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED, LEFT_OUT, since
 from isthmus_control.concerns import Beyond
-from isthmus_control.levels import CONSENT, ORIGINS, REVERSALS, SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CLIENT_MOVES, CONSENT, ORIGINS, REVERSALS, SIGNING, SOURCE_LOSSES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
     Claim,
+    ClientMove,
     FollowerTopic,
     GroupClaim,
     HeldConfig,
@@ -52,7 +53,8 @@ class ControlState:
     """The state after the record at ``applied_offset`` (-1: none yet).
 
     ``level`` is the log's feature level; ``key_id`` is the id of the control key that its records are signed with
-    (empty: they are not). ``reversals`` are those under way, by their ids.
+    (empty: they are not). ``reversals`` are those under way, by their ids; ``client_moves`` are those whose time nobody
+    has seen to be over.
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
@@ -84,6 +86,7 @@ class ControlState:
     past_truncations: tuple[Truncation, ...] = ()
     promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
     reversals: Mapping[str, Reversal] = field(default_factory=dict, metadata=since(REVERSALS))
+    client_moves: Mapping[NamespaceKey, ClientMove] = field(default_factory=dict, metadata=since(CLIENT_MOVES))
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from isthmus_control.codec import since
 from isthmus_control.demands import NONE as NO_DEMANDS
 from isthmus_control.demands import Demands
 from isthmus_control.levels import (
+    CLIENT_MOVES,
     CONSENT,
     FROM_FIRST,
     ORIGINS,
@@ -744,7 +745,8 @@ class Promotion:
     can only go on (True), or something was, so that it can only be taken back (False); None: not looked at yet.
     ``without_source``: a failover. What is missing is missing, and the source is not asked for anything. ``released``:
     it followed no more when this began, since an operator clears a reservation by hand.
-    ``reversal``: the source has handed them over in the reversal of this id, and follows.
+    ``reversal``: the source has handed them over in the reversal of this id, and follows. ``move_clients_ms``: as of a
+    :class:`ClientMove`, when it has ended; 0: nobody is told.
     """
 
     link: str
@@ -759,6 +761,7 @@ class Promotion:
     without_source: bool = False
     released: bool = field(default=False, metadata=since(ORIGINS))
     reversal: str = field(default="", metadata=since(REVERSALS))
+    move_clients_ms: int = field(default=0, metadata=since(CLIENT_MOVES))
 
     @property
     def key(self) -> NamespaceKey:
@@ -799,6 +802,7 @@ class Reversal:
     ``transactions_wait_ms``: how long open transactions may take to end by themselves. ``hold_ms``: how long writes
     wait, and it is tried. ``step_offset``: of the command that brought it to its step. ``ends``: of the leader's logs
     as they were handed over, by their names there. ``settings``: at the follower, as of a :class:`Promotion`.
+    ``move_clients_ms``: as of a :class:`ClientMove`, at the one that led, when it has ended; 0: nobody is told.
     """
 
     reversal_id: str
@@ -813,6 +817,7 @@ class Reversal:
     disable_transaction_verification: bool = False
     ends: tuple[TopicEnd, ...] = ()
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    move_clients_ms: int = field(default=0, metadata=since(CLIENT_MOVES))
 
     @property
     def at_leader(self) -> bool:
@@ -823,6 +828,38 @@ class Reversal:
     def holds(self) -> bool:
         """Whether clients' writes wait for what becomes of it."""
         return self.step is ReversalStep.HELD
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMove:
+    """Clients of a topic namespace are to look for the cluster that leads it now, by asking their bootstrap servers.
+
+    ``there``: this cluster leads it now, and the clients are those of the other one of the link, which has not been
+    told yet. ``remote_prefix``: what the namespace is called at the other cluster. ``at_ms``: when it was recorded, by
+    the clock of who did; from then on it is for ``for_ms``. ``offset``: of the command, which tells it from others.
+    """
+
+    link: str
+    type: ResourceType
+    prefix: str
+    remote_prefix: str
+    there: bool
+    at_ms: int
+    for_ms: int
+    offset: int
+
+    @property
+    def key(self) -> NamespaceKey:
+        return NamespaceKey(self.type, self.prefix)
+
+    def left_ms(self, now_ms: int) -> int:
+        """How long it is for still, by a wall clock: no longer than as a whole, however wrong that is."""
+        return max(0, min(self.for_ms, self.ends_ms - now_ms))
+
+    @property
+    def ends_ms(self) -> int:
+        """When it is over, by the clock of who recorded it."""
+        return self.at_ms + self.for_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from isthmus_control.model import (
+    ClientMove,
     FollowerTopic,
     HeldConfig,
     Link,
@@ -117,6 +118,14 @@ class ReversalChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientMoveChanged:
+    """Clients are to be told to look for another cluster (``before`` None), or not any more (``after`` None)."""
+
+    before: ClientMove | None
+    after: ClientMove | None
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerTopicChanged:
     before: FollowerTopic | None
     after: FollowerTopic | None
@@ -215,6 +224,7 @@ Change = (
     | HeldConfigChanged
     | PromotionChanged
     | ReversalChanged
+    | ClientMoveChanged
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isthmus_plugins.links import AnyOf, NamespaceRef, PromotedNamespace
+from isthmus_plugins.links import AnyOf, MoveClientsSeconds, NamespaceRef, PromotedNamespace
 
 
 class _Model(BaseModel):
@@ -18,6 +18,7 @@ class Failover(_Model):
     although_reachable: bool = Field(
         default=False, description="go on although the other cluster is connected, so that it could be promoted"
     )
+    move_clients_seconds: MoveClientsSeconds = 0
     dry_run: bool = Field(default=False, description="change nothing, say what an ack meant and what would be ended")
 
 

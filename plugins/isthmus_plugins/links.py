@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from isthmus_control.bounds import (
+    MOVE_CLIENTS_MS_MAX,
     REVERSAL_HOLD_MS,
     REVERSAL_HOLD_MS_MAX,
     REVERSAL_TRANSACTIONS_WAIT_MS,
@@ -45,6 +46,17 @@ Grants = Annotated[
 ]
 """``follow:PREFIX``, ``lead:PREFIX``, ``replace:PREFIX`` of topics, ``follow:TYPE:PREFIX`` and ``lead:TYPE:PREFIX`` of
 consumer groups and principals, ``broker-settings``."""
+
+
+MoveClientsSeconds = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=MOVE_CLIENTS_MS_MAX / 1000,
+        description="for how long clients that are at the cluster which led before are told to ask their bootstrap "
+        "servers again; 0: they are not",
+    ),
+]
 
 
 class CreateToken(_Model):
@@ -471,6 +483,7 @@ class Promote(_Model):
     """Namespaces of one link that are to be promoted together."""
 
     namespaces: list[NamespaceRef] = Field(min_length=1)
+    move_clients_seconds: MoveClientsSeconds = 0
     dry_run: bool = Field(default=False, description="change nothing, say what is missing and what would be ended")
 
 
@@ -538,6 +551,7 @@ class Reverse(_Model):
         default=False,
         description="as of an attached pair: the brokers of the cluster that led go without it, once that follows",
     )
+    move_clients_seconds: MoveClientsSeconds = 0
     dry_run: bool = Field(default=False, description="change nothing, say what is missing and what is open")
 
 
@@ -575,6 +589,20 @@ class ReversalStatus(_Model):
     """announced, held, handed-over; drained at the other cluster, once it has all."""
     begun_ms: int
     waits_for: str
+
+
+class ClientMoveStatus(_Model):
+    """Clients of a topic namespace that are told to ask their bootstrap servers again: another cluster leads it now."""
+
+    local: str
+    remote: str
+    clients_of: Literal["local", "remote"]
+    """Which cluster's: remote until the other cluster tells its clients."""
+    left_seconds: float
+    """For how long still."""
+    told: int | None = None
+    """How often this proxy has told clients since it was started; None: it is not this cluster that tells."""
+    waits_for: str | None = None
 
 
 class AnyOf(_Model):
@@ -868,6 +896,7 @@ class LinkStatus(_Model):
     promoting: list[str] = []
     """Prefixes of namespaces whose promotion has begun."""
     reversals: list[ReversalStatus] = []
+    client_moves: list[ClientMoveStatus] = []
     acls: list[AclStatus] = []
     offsets_topics: list[OffsetsTopicStatus] = []
     partitions: list[PartitionStatus] = []

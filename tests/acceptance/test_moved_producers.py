@@ -7,26 +7,18 @@ those that it sends next, and those of producers that begin where the others cam
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any, Protocol, Self
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError as AiokafkaError
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from support import kafka_python_steps, kafka_python_writes
-from support.java_steps import ProducerStream, TransactionSteps, java_compiles
+from support.client_steps import TOLD_OF_ANOTHER_COORDINATOR, Steps, committed_by, steps
+from support.client_writers import KINDS, runs_here, writer
 from support.kafka import unique
 from support.links import Linked, Side, linked, until
 from support.relay import Relay
-from support.step_processes import StepProcess
 from support.wire import PLAIN, Wire, batch_of
 
 from isthmus_bench.kafka import KafkaCluster
@@ -139,112 +131,6 @@ def test_there_and_back(numbered_by_proxy: bool) -> None:
         assert [each.value for each in link.a.read(topic)] == [*expected, b"a4", b"b4"]
 
 
-class Librdkafka:
-    """An idempotent producer of librdkafka that writes until it is left."""
-
-    def __init__(self, topic: str, bootstrap: str) -> None:
-        self._topic = topic
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-        self.acked: dict[bytes, int] = {}
-        self.failed: list[str] = []
-
-    def _write(self) -> None:
-        number = 0
-        while not self._ended.is_set():
-            value = str(number).encode()
-            self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
-            self._producer.poll(0.003)
-            number += 1
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        value = message.value() or b""
-        if error is None:
-            self.acked[value] = message.offset() or 0
-        else:
-            self.failed.append(f"{value.decode()} {error}")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-        self._producer.flush(30)
-
-
-class Aiokafka:
-    """The same of aiokafka, on a loop in a thread of its own."""
-
-    def __init__(self, topic: str, bootstrap: str) -> None:
-        self._topic = topic
-        self._bootstrap = bootstrap
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._write()))
-        self.acked: dict[bytes, int] = {}
-        self.failed: list[str] = []
-
-    async def _write(self) -> None:
-        async with (
-            AIOKafkaProducer(bootstrap_servers=self._bootstrap, enable_idempotence=True) as producer,
-            asyncio.TaskGroup() as sending,
-        ):
-            number = 0
-            while not self._ended.is_set():
-                value = str(number).encode()
-                sent = await producer.send(self._topic, value, partition=0)
-                sending.create_task(self._noted(value, sent))
-                await asyncio.sleep(0.003)
-                number += 1
-
-    async def _noted(self, value: bytes, sent: asyncio.Future[Any]) -> None:
-        try:
-            self.acked[value] = (await sent).offset
-        except Exception as error:
-            self.failed.append(f"{value.decode()} {error!r}")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-
-class KafkaPython:
-    """The same of kafka-python, in a process of its own."""
-
-    def __init__(self, topic: str, bootstrap: str) -> None:
-        command = [sys.executable, "-P", kafka_python_writes.__file__, bootstrap, topic]  # support.kafka is not kafka
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._thread = threading.Thread(target=self._read)
-        self.acked: dict[bytes, int] = {}
-        self.failed: list[str] = []
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            became, value, what = line.rstrip().split(" ", 2)
-            if became == "acked":
-                self.acked[value.encode()] = int(what)
-            else:
-                self.failed.append(f"{value} {what}")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._thread.join(60)
-        with self._process:
-            pass
-
-
 def stand_in(stack: ExitStack, link: Linked) -> None:
     """A's names lead to B from now on: what a client knows of A's proxy is answered by B's."""
     (host, at), (_, instead) = (_address(side.bootstrap) for side in (link.a, link.b))
@@ -300,20 +186,14 @@ def test_a_transactional_id_that_is_in_use_at_both_clusters() -> None:
 
 
 @ONE_IN_CI
-@pytest.mark.parametrize("kind", ["java", "librdkafka", "aiokafka", "kafka-python"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_client_goes_on_where_its_name_leads(kind: str) -> None:
     topic = PREFIX + kind
     with synchronous(topic) as link, ExitStack() as stack:
         version = link.a.kafka.version
-        if kind == "java" and not java_compiles(version):
+        if not runs_here(kind, version):
             pytest.skip("Java comes without a compiler here")
-        clients: dict[str, Callable[[], Any]] = {
-            "java": lambda: ProducerStream(version, topic, bootstrap_servers=link.a.bootstrap),
-            "librdkafka": lambda: Librdkafka(topic, link.a.bootstrap),
-            "aiokafka": lambda: Aiokafka(topic, link.a.bootstrap),
-            "kafka-python": lambda: KafkaPython(topic, link.a.bootstrap),
-        }
-        with clients[kind]() as client:
+        with writer(kind, version, topic, link.a.bootstrap) as client:
             until("it writes", lambda: len(client.acked) > 100)
             link.a.proxy.kill()
             for broker in link.a.kafka.broker_ids:
@@ -338,140 +218,39 @@ def test_a_client_goes_on_where_its_name_leads(kind: str) -> None:
         assert {b"begun here %d" % each.number for each in begun} <= at.keys()
 
 
-TOLD = {
-    "java": "InvalidPidMappingException",
-    "librdkafka": "INVALID_PRODUCER_ID_MAPPING",
-    "aiokafka": "Unexpected error during batch delivery",
-    "kafka-python": "InvalidProducerIdMappingError",
-}
 ABORTS_ALONE = {"librdkafka"}
 """The others take it for an error that only another producer gets over."""
 
 
-class Steps(Protocol):
-    """A transactional producer that carries out one step after the other."""
-
-    def ask(self, command: str) -> str:
-        """Steps as :class:`~support.java_steps.TransactionSteps` takes them; ``done``, or the error."""
-
-
-class LibrdkafkaSteps:
-    """What :class:`TransactionSteps` does, with librdkafka."""
-
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
-
-    def ask(self, command: str) -> str:
-        steps: dict[str, Callable[..., Any]] = {
-            "init": lambda: self._producer.init_transactions(60),
-            "begin": self._producer.begin_transaction,
-            "send": self._send,
-            "commit": lambda: self._producer.commit_transaction(60),
-            "abort": lambda: self._producer.abort_transaction(60),
-        }
-        step, *words = command.split()
-        try:
-            steps[step](*words)
-        except KafkaException as error:
-            return repr(error)
-        return "done"
-
-    def _send(self, topic: str, value: str) -> None:
-        self._producer.produce(topic, value.encode(), partition=0)
-        self._producer.flush(60)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None: ...
-
-
-class AiokafkaSteps:
-    """The same with aiokafka, on a loop in a thread of its own."""
-
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
-        self._settings = {"bootstrap_servers": bootstrap, "transactional_id": transactional_id}
-        self._runner = asyncio.Runner()
-        self._producer: AIOKafkaProducer | None = None
-
-    def ask(self, command: str) -> str:
-        step, *words = command.split()
-        try:
-            self._runner.run(self._step(step, *words))
-        except Exception as error:
-            return repr(error)
-        return "done"
-
-    async def _step(self, step: str, *words: str) -> None:
-        async with asyncio.timeout(60):
-            if step == "init":
-                self._producer = AIOKafkaProducer(**self._settings)
-                await self._producer.start()
-                return
-            assert self._producer is not None
-            if step == "send":
-                topic, value = words
-                await self._producer.send_and_wait(topic, value.encode(), partition=0)
-            else:
-                await getattr(self._producer, f"{step}_transaction")()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._producer is not None:
-            with suppress(AiokafkaError):  # that it has ended
-                self._runner.run(self._producer.stop())
-        self._runner.close()
-
-
-class KafkaPythonSteps(StepProcess):
-    """The same with kafka-python, in a process of its own."""
-
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
-        command = [sys.executable, "-P", kafka_python_steps.__file__, bootstrap, transactional_id]
-        super().__init__(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-
-
 @ONE_IN_CI
-@pytest.mark.parametrize("kind", ["java", "librdkafka", "aiokafka", "kafka-python"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_transactional_producer_has_to_initialise_again(kind: str) -> None:
     """What it committed before, and what is committed after it was told so, is there once, and nothing else."""
     topic, transactional_id = PREFIX + "transactions", unique("app-")
     with synchronous(topic) as link, ExitStack() as stack:
         version, bootstrap = link.a.kafka.version, link.a.bootstrap
-        if kind == "java" and not java_compiles(version):
+        if not runs_here(kind, version):
             pytest.skip("Java comes without a compiler here")
 
-        made: dict[str, Callable[[], AbstractContextManager[Steps]]] = {
-            "java": lambda: TransactionSteps(version, bootstrap_servers=bootstrap, transactional_id=transactional_id),
-            "librdkafka": lambda: LibrdkafkaSteps(bootstrap, transactional_id),
-            "aiokafka": lambda: AiokafkaSteps(bootstrap, transactional_id),
-            "kafka-python": lambda: KafkaPythonSteps(bootstrap, transactional_id),
-        }
-
         def producer() -> Steps:
-            return stack.enter_context(made[kind]())
-
-        def transaction(by: Steps, value: str) -> list[str]:
-            return [by.ask(step) for step in ("begin", f"send {topic} {value}", "commit")]
+            return stack.enter_context(steps(kind, version, bootstrap, transactional_id))
 
         moved = producer()
         assert moved.ask("init") == "done"
-        assert transaction(moved, "before") == ["done"] * 3
+        assert committed_by(moved, topic, "before") == ["done"] * 3
         link.a.proxy.kill()
         for broker in link.a.kafka.broker_ids:
             link.a.kafka.kill(broker)
         link.b.proxy.cli("link", "failover", link.name, "--local", PREFIX)
         stand_in(stack, link)
-        said = transaction(moved, "moved")
+        said = committed_by(moved, topic, "moved")
         print(f"{kind} is told {said}")
-        assert any(TOLD[kind] in each for each in said), said
+        assert any(TOLD_OF_ANOTHER_COORDINATOR[kind] in each for each in said), said
         if kind in ABORTS_ALONE:
             assert moved.ask("abort") == "done"
         else:
             moved = producer()
             assert moved.ask("init") == "done"
-        assert transaction(moved, "after") == ["done"] * 3
+        assert committed_by(moved, topic, "after") == ["done"] * 3
         committed = link.b.read_decided(topic)
         assert [each.value for each in committed] == [b"before", b"after"]

@@ -334,7 +334,8 @@ class MemoryLinks:
     async def reverse(self, link_name: str, request: Reverse) -> ReverseReport:
         self.status(link_name)
         named = [(each.type, each.local) for each in request.namespaces]
-        self.calls.append(("reverse", link_name, named, request.transactions_wait_seconds, request.hold_seconds))
+        times = request.transactions_wait_seconds, request.hold_seconds, request.move_clients_seconds
+        self.calls.append(("reverse", link_name, named, *times))
         return ReverseReport(
             link_name=link_name,
             dry_run=request.dry_run,
@@ -375,6 +376,7 @@ class MemoryLinks:
         self.status(link_name)
         if not request.dry_run and not request.although_reachable:
             raise OperationError("SOURCE_REACHABLE", "the other cluster is connected: say --yes", 409)
+        self.calls.append(("failover", link_name, request.move_clients_seconds))
         claim = PartitionClaim(
             topic="orders-eu",
             partition=0,
@@ -420,7 +422,8 @@ class MemoryLinks:
         )
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
-        self.calls.append(("promote", link_name, [(each.type, each.local) for each in request.namespaces]))
+        wanted = [(each.type, each.local) for each in request.namespaces]
+        self.calls.append(("promote", link_name, wanted, request.move_clients_seconds))
         progress(1, 1)
         promoted = [
             PromotedNamespace(

@@ -33,7 +33,8 @@ def broker_classes(version: str, program: str, directory: Path) -> Path:
     return directory
 
 
-def _spawn(version: str, program: str, arguments: Sequence[str], settings: dict[str, str]) -> subprocess.Popen[str]:
+def spawn(version: str, program: str, arguments: Sequence[str], settings: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a program of ``support/java``, on the classes of a Kafka version. ``settings`` may have _ for dots."""
     distribution = prepare(version)
     chosen = [f"{name.replace('_', '.')}={value}" for name, value in settings.items()]
     return subprocess.Popen(
@@ -53,14 +54,14 @@ class TransactionSteps(StepProcess):
     """
 
     def __init__(self, version: str, **settings: str) -> None:
-        super().__init__(_spawn(version, "TransactionSteps.java", (), settings))
+        super().__init__(spawn(version, "TransactionSteps.java", (), settings))
 
 
 class ProducerStream:
     """An idempotent producer of a Kafka version that writes to partition 0, until it is left. Settings as above."""
 
     def __init__(self, version: str, topic: str, **settings: str) -> None:
-        self._process = _spawn(version, "ProducerStream.java", (topic,), settings)
+        self._process = spawn(version, "ProducerStream.java", (topic,), settings)
         self._reader = threading.Thread(target=self._read)
         self.acked: dict[bytes, int] = {}
         """Offset by value."""

@@ -1,11 +1,12 @@
 """A transactional producer of kafka-python that does what it is told on standard input, as TransactionSteps.java does.
 
-``python -P kafka_python_steps.py BOOTSTRAP TRANSACTIONAL_ID``: a process of its own, since connections that fail leave
+``python -P kafka_python_steps.py SETTINGS``, which are JSON: a process of its own, since connections that fail leave
 sockets.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,9 +16,9 @@ from kafka import KafkaProducer
 STEP_S: Final = 60
 
 
-def main(bootstrap: str, transactional_id: str) -> None:
+def main(settings: str) -> None:
     """Say what came of each line: ``done``, or the error."""
-    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
+    producer = KafkaProducer(**json.loads(settings))
     steps: dict[str, Callable[..., Any]] = {
         "init": producer.init_transactions,
         "begin": producer.begin_transaction,

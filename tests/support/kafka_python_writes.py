@@ -1,10 +1,12 @@
 """A producer of kafka-python that writes numbers to a topic until its standard input ends: prints what becomes of each.
 
-``python -P kafka_python_writes.py BOOTSTRAP TOPIC``: a process of its own, since connections that fail leave sockets.
+``python -P kafka_python_writes.py TOPIC SETTINGS``, which are JSON: a process of its own, since connections that fail
+leave sockets.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -16,9 +18,9 @@ from kafka import KafkaProducer
 PAUSE_S = 0.003
 
 
-def main(bootstrap: str, topic: str) -> None:
-    """Idempotent, as it is by default."""
-    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
+def main(topic: str, settings: str) -> None:
+    """Write until it is over."""
+    producer = KafkaProducer(acks="all", **json.loads(settings))
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     number = 0

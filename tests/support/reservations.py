@@ -42,6 +42,8 @@ class Process:
 
     def __init__(self) -> None:
         self.state = ControlState("A")
+        self.at_ms = 1
+        """When commands are made."""
         self.control = self
         self.cluster = self
         self.lease_deadline = time.monotonic() + 3600
@@ -61,7 +63,7 @@ class Process:
         self._changed.append(changed)
 
     def do(self, body: c.Body) -> None:
-        command = c.Command(str(uuid.uuid4()), 1, "test", self.state.applied_offset, body)
+        command = c.Command(str(uuid.uuid4()), self.at_ms, "test", self.state.applied_offset, body)
         self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
         assert isinstance(outcome, Accepted), outcome
         for changed in self._changed:

@@ -65,6 +65,7 @@ from isthmus_control.rules.checks import (
     put,
 )
 from isthmus_control.rules.claims import without_claims, without_group_claims
+from isthmus_control.rules.client_moves import told_no_more
 from isthmus_control.rules.namespaces import reserve
 from isthmus_control.rules.offsets_topics import offsets_topic_ended, topics_detached
 from isthmus_control.rules.source_deletions import check_none_under_way
@@ -420,6 +421,9 @@ def _attach(
     if after != before:
         changes.append(NamespaceChanged(before, after))
     changes.append(NamespaceAttached(link.name, mapping))
+    if body.role is Role.LEADER:
+        state, over = told_no_more(state, key, there=False)
+        changes += over
     return (
         state.evolve(
             namespaces=put(state.namespaces, key, after),

@@ -12,6 +12,7 @@ from isthmus_control.model import Namespace, NamespaceKey, ResourceType, Role, T
 from isthmus_control.outcome import Change, FollowerTopicChanged, NamespaceChanged, Rejection, require
 from isthmus_control.rules.acls import own_again
 from isthmus_control.rules.checks import NAMESPACES_MAX, Result, check_prefix, check_reason, drop, namespace_at, put
+from isthmus_control.rules.client_moves import told_no_more
 from isthmus_control.rules.demands import check_demands, check_links, check_stale_reads
 
 
@@ -82,6 +83,8 @@ def _alter_namespace(state: ControlState, offset: int, command: c.Command, body:
     changes: tuple[Change, ...] = ()
     if not after.reserved:
         state, changes = own_again(state, before)
+        state, over = told_no_more(state, before.key, there=False)  # clients are to write here
+        changes = (*changes, *over)
     return (
         state.evolve(namespaces=put(state.namespaces, before.key, after)),
         (NamespaceChanged(before, after), *changes),
@@ -98,7 +101,8 @@ def _delete_namespace(state: ControlState, offset: int, command: c.Command, body
     )
     require(before.key not in state.promotions, Rejection.CONFLICT, f"the {before.key} is being promoted")
     state, more = own_again(state, before)
-    changes: list[Change] = [NamespaceChanged(before, None), *more]
+    state, over = told_no_more(state, before.key)
+    changes: list[Change] = [NamespaceChanged(before, None), *more, *over]
     topics = dict(state.follower_topics)
     if body.type is ResourceType.TOPIC:
         # Only what no remaining namespace shows; the history of the topics stays.

@@ -43,6 +43,7 @@ from isthmus_control.outcome import (
 )
 from isthmus_control.rules.acls import own_again
 from isthmus_control.rules.checks import Result
+from isthmus_control.rules.client_moves import check_time, told, told_no_more
 from isthmus_control.rules.links import lead
 
 _ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
@@ -51,6 +52,7 @@ _ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPA
 
 def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPromotion) -> Result:
     require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
+    check_time(body.move_clients_ms)
     first = NamespaceKey(body.type, body.prefix)
     before = state.promotions.get(first)
     if before is not None:
@@ -62,12 +64,16 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPr
             f"the {first} is being promoted, not handed over",
         )
         state, changes = _take_over(state, before, body)
+        if body.move_clients_ms:
+            state, more = _changed(state, state.promotions[first], move_clients_ms=body.move_clients_ms)
+            changes = (*changes, *more)
         if not body.without_source or before.without_source:
             return state, changes
-        state, more = _changed(state, state.promotions[first], decided=True, without_source=True)
-        return state, (*changes, *more)
+        state, decided = _changed(state, state.promotions[first], decided=True, without_source=True)
+        return state, (*changes, *decided)
     keys = tuple(sorted(dict.fromkeys((first, *body.more)), key=lambda key: _ORDER.index(key.type)))
     begun = {key: _begun(state, command, body, key, keys) for key in keys}
+    begun = {key: replace(each, move_clients_ms=body.move_clients_ms) for key, each in begun.items()}
     if body.reversal:
         settings = _handed_over(state, body, keys).settings
         begun = {key: replace(each, decided=True, reversal=body.reversal) for key, each in begun.items()}
@@ -201,7 +207,8 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromot
         return state, ()
     following = next((key for key in before.keys if _follows(state, key)), None)
     require(following is None, Rejection.CONFLICT, f"the {following} still follows: detach it first")
-    remote = {key: state.promotions[key].remote_prefix for key in before.keys}
+    begun = {key: state.promotions[key] for key in before.keys}
+    remote = {key: each.remote_prefix for key, each in begun.items()}
     state, gone = _without(state, before)
     changes: list[Change] = list(gone)
     for key in before.keys:
@@ -210,6 +217,11 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromot
         state, more = own_again(state, namespace)
         state = state.evolve(namespaces={**state.namespaces, key: after})
         changes += [NamespaceChanged(namespace, after), *more]
+        state, over = told_no_more(state, key)
+        changes += over
+        for_ms = 0 if begun[key].released else begun[key].move_clients_ms  # what it followed is not known any more
+        state, told_of = told(state, offset, command, before.link, key, remote[key], for_ms, there=True)
+        changes += told_of
     if before.reversal:
         state, led = _led(state, offset, command, before, remote)
         changes += led

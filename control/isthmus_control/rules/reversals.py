@@ -39,6 +39,7 @@ from isthmus_control.model import (
 from isthmus_control.outcome import Change, NamespaceChanged, Refuse, Rejection, ReversalChanged, require
 from isthmus_control.rules import grants
 from isthmus_control.rules.checks import ENTRIES_MAX, Result, check_uuid, drop, link_named, put
+from isthmus_control.rules.client_moves import check_time, told, told_no_more
 from isthmus_control.rules.links import turn
 from isthmus_control.rules.namespaces import reserve
 
@@ -59,6 +60,7 @@ def _announce(state: ControlState, offset: int, command: c.Command, body: c.Anno
         Rejection.INVALID,
         f"writes are held for 1 to {REVERSAL_HOLD_MS_MAX} ms",
     )
+    check_time(body.move_clients_ms)
     link = link_named(state, body.link)
     keys = _in_order(NamespaceKey(body.type, body.prefix), *body.more)
     known = state.reversals.get(body.reversal_id)
@@ -86,6 +88,7 @@ def _announce(state: ControlState, offset: int, command: c.Command, body: c.Anno
         body.transactions_wait_ms,
         body.hold_ms,
         body.disable_transaction_verification,
+        move_clients_ms=body.move_clients_ms,
     )
     _turned(state, offset, command, reversal)  # what would be refused when it is handed over is refused now
     return _with(state, reversal)
@@ -124,7 +127,11 @@ def _hand_over(state: ControlState, offset: int, command: c.Command, body: c.Han
     require(before.step is ReversalStep.HELD, Rejection.CONFLICT, "what is handed over is held before")
     partitions = sum(len(each.ends) for each in body.ends)
     require(partitions <= ENTRIES_MAX, Rejection.INVALID, f"more than {ENTRIES_MAX} partitions")
-    state, changes = _turned(state, offset, command, before)
+    state, turned = _turned(state, offset, command, before)
+    changes = list(turned)
+    for key in before.keys:
+        state, over = told_no_more(state, key, there=True)  # it is the other one that leads
+        changes += over
     after = replace(before, step=ReversalStep.HANDED_OVER, step_offset=offset, ends=body.ends)
     state, more = _with(state, after)
     return state, (*changes, *more)
@@ -148,7 +155,15 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndRevers
         Rejection.CONFLICT,
         f"the {before.keys[0]} is not handed over: nobody else leads it",
     )
-    return _without(state, before)
+    changes: list[Change] = []
+    link, for_ms = link_named(state, before.link), before.move_clients_ms
+    for mapping in (link.mapping(*key) for key in before.keys):
+        if mapping is not None:
+            to = mapping.remote_prefix
+            state, more = told(state, offset, command, link.name, mapping.local, to, for_ms, there=False)
+            changes += more
+    state, gone = _without(state, before)
+    return state, (*changes, *gone)
 
 
 def _abandon(state: ControlState, offset: int, command: c.Command, body: c.AbandonReversal) -> Result:

@@ -15,6 +15,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.client_views.cleanup_policies import CleanupPolicies
+from isthmus_plugins.replication.client_views.client_moves import ClientMoves
 from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_plugins.replication.client_views.stale_reads import StaleReads
@@ -96,6 +97,7 @@ class Parts:
     cleanup_policies: CleanupPolicies
     time_offsets: TimeOffsets
     moved_producers: MovedProducers
+    client_moves: ClientMoves
     truncations: Truncations
     missed_deletions: MissedDeletions
     background_verification: BackgroundVerification
@@ -172,6 +174,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     background_verification = BackgroundVerification(context, follower_end, digests)
     told_losses = ToldSourceLosses(context, peers)
     left_out = LeftOutNames(context, peers)
+    client_moves = ClientMoves(context)
     service = LinkService(
         context,
         peers,
@@ -193,6 +196,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         left_out,
         own_transactions,
         background_verification,
+        client_moves.told,
     )
     parts = Parts(
         context=context,
@@ -227,6 +231,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         cleanup_policies=CleanupPolicies(),
         time_offsets=TimeOffsets(context, peers),
         moved_producers=MovedProducers(context),
+        client_moves=client_moves,
         truncations=truncations,
         missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
         background_verification=background_verification,

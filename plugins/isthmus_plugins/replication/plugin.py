@@ -10,6 +10,7 @@ from isthmus_plugins.api import RequestHook
 from isthmus_plugins.confirmation import Confirmer
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.link_operations import LinkOperations
+from isthmus_plugins.observers import ConnectionObserver
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.assembly import Parts, assemble
 from isthmus_plugins.replication.metrics import link_families, partition_families
@@ -40,6 +41,10 @@ class ReplicationPlugin:
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
         return [hook for part in self.parts.all for hook in part.hooks()]
+
+    @hookimpl
+    def isthmus_connection_observers(self) -> Sequence[ConnectionObserver]:
+        return [self.parts.client_moves]
 
     @hookimpl
     def isthmus_confirmers(self) -> Sequence[Confirmer]:

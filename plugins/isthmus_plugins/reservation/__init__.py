@@ -23,11 +23,13 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import INTERNAL, Lookup
 from isthmus_control.model import TOPIC_NAME_CHARS_MAX, ResourceType
+from isthmus_plugins import clock
 from isthmus_plugins.api import NEED_MORE, WITHOUT_RECORDS, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.aside import as_asked, decided_aside, for_the_thread, on_loop
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.move_times import MoveTimes
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.groups import GroupReservations
 from isthmus_plugins.reservation.internal import InternalTopics
@@ -88,7 +90,8 @@ HELD: Final = {
     ApiKey.PRODUCE: NOT_LEADER_OR_FOLLOWER,
     ApiKey.ADD_PARTITIONS_TO_TXN: COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""And where another cluster is about to lead it (``reversing``)."""
+"""And where another cluster is about to lead it (``reversing``), or leads it and clients are told to look for that,
+which they are where they ask for Metadata."""
 _CONFIG_APIS: Final = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 RESOURCE_TYPE_GROUP: Final = 32
 """ConfigResource.Type of a group."""
@@ -108,10 +111,12 @@ class ReservationPlugin:
         self._context = context
         self._internal = InternalTopics(context)
         self._reversing = Reversing(lambda: self._lookup)
-        self._groups = GroupReservations(context, self._reversing)
+        self._moves = MoveTimes(clock)
+        self._groups = GroupReservations(context, self._reversing, self._moves)
         self._principals = PrincipalReservations(context)
         self._refusals = Refusals(context, self._without_lease)
         self._lookup: Lookup = context.control.state.lookup
+        self._moves.control_changed(context.control.state)
         context.control.subscribe(self._control_changed)
 
     @hookimpl
@@ -119,6 +124,7 @@ class ReservationPlugin:
         await self._internal.stop()
 
     def _control_changed(self, state: ControlState) -> None:
+        self._moves.control_changed(state)
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
             self._allowed.clear()
@@ -288,6 +294,8 @@ class ReservationPlugin:
         if reservation is None:
             return None
         code = NOT_KNOWN.get(api, CODES[api]) if reservation.beyond else CODES[api]
+        if api is ApiKey.PRODUCE and not reservation.beyond and self._moves.leaves(name, monotonic()):
+            code = HELD[api]
         return Telling.of(name, reservation, code)
 
     # ---- topics made by being asked for ----

@@ -16,8 +16,8 @@ change its settings
 
 Whether there is a group is asked of its coordinator, and only for requests that would make one: a join of a new member,
 a commit from outside of the group. Everything else costs a look at the group's name, and in clusters that have no
-reserved namespace of groups not even that. The proxies' own groups are nobody else's: whatever would change them is
-refused.
+reserved namespace of groups not even that. Where clients are told to move, commits are answered otherwise now and then
+(``coordinators``). The proxies' own groups are nobody else's: whatever would change them is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
 from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.move_times import MoveTimes
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.reservation.coordinators import MESSAGE as ELSEWHERE
+from isthmus_plugins.reservation.coordinators import Coordinators
 from isthmus_plugins.reservation.reversing import MESSAGE as REVERSING
 from isthmus_plugins.reservation.reversing import Reversing
 from isthmus_plugins.reservation.telling import Refusals, Telling
@@ -49,6 +52,7 @@ from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import (
     COORDINATOR_LOAD_IN_PROGRESS,
     GROUP_AUTHORIZATION_FAILED,
+    NOT_COORDINATOR,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_ID,
@@ -85,9 +89,11 @@ _FIRST_HEARTBEAT: Final = 0
 class GroupReservations:
     """Decides about requests of consumers and administrators to groups in reserved namespaces."""
 
-    def __init__(self, context: PluginContext, reversing: Reversing) -> None:
+    def __init__(self, context: PluginContext, reversing: Reversing, moves: MoveTimes) -> None:
+        """``moves``: of the present control state."""
         self._context = context
         self._reversing = reversing
+        self._coordinators = Coordinators(context, moves)
         self._lookup: Lookup = context.control.state.lookup
         self._logged: set[tuple[int, str]] = set()
         self._refusals = Refusals(context, self._without_lease)
@@ -111,6 +117,8 @@ class GroupReservations:
             return _refused_internal(request)
         if request.now > self._context.lease_deadline:
             return self._without_lease(request)
+        if request.api_key == ApiKey.OFFSET_COMMIT and self._coordinators.elsewhere(request):
+            return self._told(request, Telling(_GROUP, _group_of(request), NOT_COORDINATOR, ELSEWHERE))
         if not self._lookup.reserves(_GROUP):
             return None
         group = _group_of(request)

@@ -60,6 +60,14 @@ OffsetsTopicOption = Annotated[
         "the keys of replication.offsets_keyring_file.",
     ),
 ]
+MoveClientsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--move-clients",
+        help="For how long clients that are at the cluster which led before are told to ask their bootstrap servers "
+        "again, once the other one leads: 90s, 30m, 12h.",
+    ),
+]
 OffsetsGroupOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -400,6 +408,7 @@ def promote(
     local_group: Annotated[
         list[str] | None, typer.Option("--local-group", help="Prefix of a local consumer group namespace.")
     ] = None,
+    move_clients: MoveClientsOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what is missing and what would be ended.")
     ] = False,
@@ -417,8 +426,9 @@ def promote(
     ]
     if not namespaces:
         raise CliError("USAGE", "name at least one namespace with --local or --local-group", Exit.USAGE, output)
+    body = {"namespaces": namespaces, "dry_run": dry_run, **_moving(move_clients, output)}
     with Admin(url, output) as admin:
-        operation = admin.post(f"/v1/links/{_path(name)}/promote", {"namespaces": namespaces, "dry_run": dry_run})
+        operation = admin.post(f"/v1/links/{_path(name)}/promote", body)
         report = follow(admin, operation, f"promoting over {name}", output, cancel=False)
     show(report, output, _promoted)
 
@@ -471,7 +481,7 @@ def recover(
 @app.command(
     epilog=example(
         "isthmus link reverse a-to-b --local orders- --local-group app- --dry-run",
-        "isthmus link reverse a-to-b --local orders- --local-group app-",
+        "isthmus link reverse a-to-b --local orders- --local-group app- --move-clients 10m",
         "isthmus link reverse a-to-b --local orders- --here",
         "isthmus link reverse a-to-b --abandon",
     )
@@ -509,6 +519,7 @@ def reverse(
         bool,
         typer.Option("--yes", help="With --abandon: the other cluster cannot be asked, and does not lead for certain."),
     ] = False,
+    move_clients: MoveClientsOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what is missing and what is open.")
     ] = False,
@@ -520,14 +531,14 @@ def reverse(
     With --here the other way round, asked at the cluster that follows; the other one has to have granted that
     (`isthmus link grant` there: lead:PREFIX). Clients' writes wait at the cluster that leads while the other one gets
     the last of it, and go on there if that takes too long. A synchronous link is synchronous the other way after it.
-    Clients are not moved.
+    Clients stay connected there; --move-clients has those that know of that ask their bootstrap servers again.
     """
     namespaces = [
         *({"type": "topic", "local": prefix} for prefix in local or ()),
         *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
     ]
     if abandon:
-        if namespaces or dry_run or here:
+        if namespaces or dry_run or here or move_clients:
             raise CliError("USAGE", "--abandon goes with --yes alone", Exit.USAGE, output)
         with Admin(url, output) as admin:
             status = admin.post(f"/v1/links/{_path(name)}/reverse/abandon", {"although_unreachable": yes})
@@ -545,6 +556,7 @@ def reverse(
     }
     body |= {} if transactions_wait is None else {"transactions_wait_seconds": transactions_wait}
     body |= {} if hold is None else {"hold_seconds": hold}
+    body |= _moving(move_clients, output)
     with Admin(url, output) as admin:
         operation = admin.post(f"/v1/links/{_path(name)}/reverse", body)
         report = follow(admin, operation, f"reversing over {name}", output, cancel=False)
@@ -568,6 +580,7 @@ def failover(
     yes: Annotated[
         bool, typer.Option("--yes", help="Go on although the other cluster is connected, and could be promoted from.")
     ] = False,
+    move_clients: MoveClientsOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what an ack meant and what would be ended.")
     ] = False,
@@ -585,7 +598,12 @@ def failover(
         *({"type": "topic", "local": prefix} for prefix in local or ()),
         *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
     ]
-    body = {"namespaces": namespaces, "although_reachable": yes, "dry_run": dry_run}
+    body = {
+        "namespaces": namespaces,
+        "although_reachable": yes,
+        "dry_run": dry_run,
+        **_moving(move_clients, output),
+    }
     with Admin(url, output) as admin:
         operation = admin.post(f"/v1/links/{_path(name)}/failover", body)
         report = follow(admin, operation, f"failing over {name}", output, cancel=False)
@@ -821,10 +839,20 @@ def _time_ms(said: str, output: Output) -> str:
     """A time as people write it, in milliseconds as settings have it; or ``off``."""
     if said == VERIFY_OFF:
         return said
+    return str(_seconds(said, output, f", or {VERIFY_OFF}") * 1_000)
+
+
+def _seconds(said: str, output: Output, else_: str = "") -> int:
+    """A time as people write it."""
     found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", said)
     if found is None:
-        raise CliError("USAGE", f"{said!r} is no time: 90s, 30m, 12h, 7d, or {VERIFY_OFF}", Exit.USAGE, output)
-    return str(int(found[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2]] * 1_000)
+        raise CliError("USAGE", f"{said!r} is no time: 90s, 30m, 12h, 7d{else_}", Exit.USAGE, output)
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2]]
+
+
+def _moving(move_clients: str | None, output: Output) -> dict[str, int]:
+    """What is asked for by --move-clients."""
+    return {} if move_clients is None else {"move_clients_seconds": _seconds(move_clients, output)}
 
 
 def _verified(link: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -872,6 +900,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *(("reversing", _reversal(each)) for each in link.get("reversals", ())),
+            *(("moving clients", _client_move(each)) for each in link.get("client_moves", ())),
             *_verification_fields(link["transaction_verification"]),
             *(
                 ("offsets topic", f"{o['topic']} ({o['role']}), {o['form']}{_of_groups(o['groups'])}")
@@ -897,6 +926,13 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
 def _reversal(reversal: dict[str, Any]) -> str:
     named = ", ".join(prefix_cell(each["local"]) for each in reversal["namespaces"])
     return f"{named} {reversal['step']} since {moment(reversal['begun_ms'])}: waits for {reversal['waits_for']}"
+
+
+def _client_move(move: dict[str, Any]) -> str:
+    of, left_s = prefix_cell(move["local"]), move["left_seconds"]
+    if move["clients_of"] == "remote":
+        return f"{of}, of the other cluster, {left_s:g} s are left: waits for {move['waits_for']}"
+    return f"{of}, {left_s:g} s are left; this proxy has told clients {move['told']} times"
 
 
 def _mapping(mapping: dict[str, Any]) -> str:

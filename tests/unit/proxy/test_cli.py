@@ -34,7 +34,13 @@ from isthmus_control.commands import ClaimBrokers, CreateNamespace
 from isthmus_control.levels import KNOWN_LEVEL, with_known_level
 from isthmus_control.model import ResourceType
 from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange, PartitionOrigins, TopicOrigins
-from isthmus_plugins.links import OperationError, SourceLossStatus, SyncStatus, TransactionVerificationPlan
+from isthmus_plugins.links import (
+    ClientMoveStatus,
+    OperationError,
+    SourceLossStatus,
+    SyncStatus,
+    TransactionVerificationPlan,
+)
 
 WIDE = {"TERMINAL_WIDTH": "200", "COLUMNS": "200"}
 
@@ -401,7 +407,7 @@ def test_the_other_cluster_is_to_lead(admin: RunningAdmin) -> None:
     assert "orders- would be led by the other cluster of a-to-b, and followed here" in dry.stdout
     assert "orders-eu-0 ends at 7" in dry.stdout
     assert "transaction of 'app'" in dry.stdout
-    waits = ("--transactions-wait", "0", "--hold", "2.5")
+    waits = ("--transactions-wait", "0", "--hold", "2.5", "--move-clients", "10m")
     named = ("--local", "orders-", "--local-group", "app-", "-o", "json")
     assert ok(run("link", "reverse", "a-to-b", *named, *waits, url=admin.url))["reversed"]
     done = run("link", "reverse", "a-to-b", "--local", "orders-", url=admin.url)
@@ -410,13 +416,14 @@ def test_the_other_cluster_is_to_lead(admin: RunningAdmin) -> None:
         assert run("link", "reverse", "a-to-b", "--abandon", *yes, url=admin.url).exit_code == 0
     wanted = [("topic", "orders-"), ("consumer-group", "app-")]
     assert admin.links.calls == [
-        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0),
-        ("reverse", "a-to-b", wanted, 0.0, 2.5),
-        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0),
+        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0, 0),
+        ("reverse", "a-to-b", wanted, 0.0, 2.5, 600.0),
+        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0, 0),
         ("abandon reversal", "a-to-b", False),
         ("abandon reversal", "a-to-b", True),
     ]
-    for wrong in ((), ("--local", "orders-", "--yes"), ("--local", "orders-", "--abandon")):
+    moves = ("--local", "orders-", "--move-clients")
+    for wrong in ((), ("--local", "orders-", "--yes"), ("--local", "orders-", "--abandon"), (*moves, "10")):
         assert run("link", "reverse", "a-to-b", *wrong, url=admin.url).exit_code == 2
 
 
@@ -552,9 +559,9 @@ def test_who_wrote_which_offsets_of_a_topic_is_shown(admin: RunningAdmin) -> Non
 
 def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
     command = ("link", "promote", "a-to-b", "--local", "orders-", "--local-group", "app-")
-    report = ok(run(*command, "-o", "json", url=admin.url))
+    report = ok(run(*command, "--move-clients", "90s", "-o", "json", url=admin.url))
     assert [each["promoted"] for each in report["namespaces"]] == [True, True]
-    assert admin.links.calls == [("promote", "a-to-b", [("topic", "orders-"), ("consumer-group", "app-")])]
+    assert admin.links.calls == [("promote", "a-to-b", [("topic", "orders-"), ("consumer-group", "app-")], 90.0)]
     planned = run(*command, "--dry-run", url=admin.url).stdout
     assert re.search(r"^topic +orders- ", planned, re.MULTILINE)
     assert "the brokers here would refuse:\norders-eu: retention.ms=5: POLICY_VIOLATION: too short" in planned
@@ -566,7 +573,8 @@ def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
 def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     refused = run("link", "failover", "a-to-b", url=admin.url)
     assert (refused.exit_code != 0, "SOURCE_REACHABLE" in refused.stderr) == (True, True)
-    report = ok(run("link", "failover", "a-to-b", "--yes", "-o", "json", url=admin.url))
+    report = ok(run("link", "failover", "a-to-b", "--yes", "--move-clients", "1h", "-o", "json", url=admin.url))
+    assert admin.links.calls == [("failover", "a-to-b", 3600.0)]
     assert report["namespaces"][0]["claims"][0]["in_sync_until_ms"] == 1_760_000_000_123
     printed = run("link", "failover", "a-to-b", "--local", "orders-", "--dry-run", url=admin.url).stdout
     assert re.search(r"^orders-eu +0 +7 +2025-10-09T08:53:20\+00:00 +12s", printed, re.MULTILINE)
@@ -579,6 +587,19 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     printed = run("link", "failover", "a-to-b", "--local-group", "orders-", "--dry-run", url=admin.url).stdout
     assert "acked to groups of orders- before 2025-10-09T08:53:20+00:00 is here" in printed
     assert re.search(r"^orders-billing +2025-10-09T08:53:21\+00:00 +11s", printed, re.MULTILINE)
+
+
+def test_whose_clients_are_told_to_move_is_shown(admin: RunningAdmin) -> None:
+    link = admin.links.links["a-to-b"]
+    here = ClientMoveStatus(local="orders-", remote="far-", clients_of="local", left_seconds=61.5, told=7)
+    there = here.model_copy(update={"clients_of": "remote", "told": None, "waits_for": "the link"})
+    admin.links.links["a-to-b"] = link.model_copy(update={"client_moves": [here, there]})
+    text = run("link", "describe", "a-to-b", url=admin.url).stdout
+    assert re.search(
+        r"^moving clients +orders-, 61.5 s are left; this proxy has told clients 7 times$", text, re.MULTILINE
+    )
+    assert re.search(r"^moving clients +orders-, of the other cluster, .* waits for the link$", text, re.MULTILINE)
+    admin.links.links["a-to-b"] = link
 
 
 def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:

@@ -520,6 +520,7 @@ class AskReverse(Question[AskReverseAnswer]):
     transactions_wait_ms: int
     hold_ms: int
     disable_transaction_verification: bool
+    move_clients_ms: int
     dry_run: bool
 
 
@@ -558,6 +559,19 @@ class AbandonReversal(Question[Done]):
     reversal_id: str
     pairs: tuple[AttachedPair, ...]
     """As the asked cluster has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveClients(Question[Done]):
+    """Who leads a namespace asks the other cluster to tell its clients to look for it, for so long from now on."""
+
+    METHOD = "move_clients"
+
+    prefix: str
+    """Of topics, as the asked cluster has it."""
+    to: str
+    """What it is called at the one that asks."""
+    for_ms: int
 
 
 @dataclass(frozen=True, slots=True)

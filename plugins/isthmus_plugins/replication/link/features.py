@@ -49,6 +49,8 @@ REVERSALS: Final = "reversals"
 """It leads what is handed over to it, and says whether it has handed something over."""
 BACKGROUND_DIGESTS: Final = "background-digests"
 """It reads no more for a digest than it is asked for, and says which batch it cannot read."""
+CLIENT_MOVES: Final = "client-moves"
+"""It tells its clients to look for the other cluster, where that leads what it led."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -72,6 +74,7 @@ FEATURES: Final = (
     COUNTERPARTS,
     REVERSALS,
     BACKGROUND_DIGESTS,
+    CLIENT_MOVES,
 )
 
 

@@ -67,6 +67,7 @@ class AskedReversals:
             round(request.transactions_wait_seconds * 1000),
             round(request.hold_seconds * 1000),
             request.disable_transaction_verification,
+            round(request.move_clients_seconds * 1000),
             request.dry_run,
         )
         takes_s = request.transactions_wait_seconds + request.hold_seconds + TOLD_S + MARGIN_S
@@ -103,6 +104,7 @@ class AskedReversals:
                 transactions_wait_seconds=question.transactions_wait_ms / 1000,
                 hold_seconds=question.hold_ms / 1000,
                 disable_transaction_verification=disable,
+                move_clients_seconds=question.move_clients_ms / 1000,
                 dry_run=question.dry_run,
             )
         except ValidationError as error:

@@ -78,7 +78,8 @@ class Failovers:
         )
         if not request.dry_run:
             progress(0, len(keys))
-            await self._promotions.without_source(link.name, keys, reports)
+            move_ms = round(request.move_clients_seconds * 1000)
+            await self._promotions.without_source(link.name, keys, reports, move_ms)
             progress(len(keys), len(keys))
         return report
 

@@ -133,6 +133,7 @@ class HandingOver:
             round(request.transactions_wait_seconds * 1000),
             round(request.hold_seconds * 1000),
             request.disable_transaction_verification,
+            round(request.move_clients_seconds * 1000),
         )
         reversal = self._commands.would_append(body).reversals[body.reversal_id]
         report = await self._look(reversal, request.dry_run)

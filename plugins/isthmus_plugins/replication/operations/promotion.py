@@ -142,7 +142,12 @@ class Promotions:
     # ---- the operator's request ----
 
     async def promote(
-        self, link: Link, namespaces: Sequence[NamespaceRef], dry_run: bool, progress: Progress
+        self,
+        link: Link,
+        namespaces: Sequence[NamespaceRef],
+        dry_run: bool,
+        progress: Progress,
+        move_clients_ms: int = 0,
     ) -> PromoteReport:
         """Promote these namespaces, or say what keeps them from it. Raises OperationError."""
         async with self._lock:
@@ -161,7 +166,7 @@ class Promotions:
             if differ := [why for report in reports for why in report.logs_differ]:
                 raise _differ(link.name, differ)
             if fresh := [_key(wanted) for wanted, report in zip(namespaces, reports, strict=True) if not report.begun]:
-                await self._begin(link, fresh)
+                await self._begin(link, fresh, move_clients_ms)
             asked = {_key(wanted): report for wanted, report in zip(namespaces, reports, strict=True)}
             for number, key in enumerate(asked):
                 progress(number, len(asked))
@@ -264,13 +269,14 @@ class Promotions:
             report.transactions_open += len(markers)
             report.transactions_decided += sum(marker.committed for marker in markers)
 
-    async def _begin(self, link: Link, keys: Sequence[NamespaceKey]) -> None:
+    async def _begin(self, link: Link, keys: Sequence[NamespaceKey], move_clients_ms: int) -> None:
         """Record all at once, so that all of it ends promoted, or none, whoever dies from here on."""
         settings: dict[str, dict[str, str]] = {}
         for key in keys:
             settings |= await self._source_settings(link, key)
         ours = self._context.incarnation
-        await self._append(BeginPromotion(link.name, *keys[0], settings, ours, tuple(keys[1:])))
+        more = tuple(keys[1:])
+        await self._append(BeginPromotion(link.name, *keys[0], settings, ours, more, move_clients_ms=move_clients_ms))
         log.info("promotion begun", extra={"link": link.name, "namespaces": [str(key) for key in keys]})
 
     async def _source_settings(self, link: Link, key: NamespaceKey) -> dict[str, dict[str, str]]:
@@ -283,11 +289,16 @@ class Promotions:
         return {name: dict(said.topics[source]) for source, name in names.items() if name is not None}
 
     async def without_source(
-        self, link_name: str, keys: Sequence[NamespaceKey], reports: Mapping[NamespaceKey, PromotedNamespace]
+        self,
+        link_name: str,
+        keys: Sequence[NamespaceKey],
+        reports: Mapping[NamespaceKey, PromotedNamespace],
+        move_clients_ms: int = 0,
     ) -> None:
         """Promote these, whatever they lack, and whatever the source would say. Raises OperationError."""
         async with self._lock:
-            begin = BeginPromotion(link_name, *keys[0], {}, self._context.incarnation, tuple(keys[1:]), True)
+            ours, more = self._context.incarnation, tuple(keys[1:])
+            begin = BeginPromotion(link_name, *keys[0], {}, ours, more, True, move_clients_ms=move_clients_ms)
             await self._append(begin)
             log.warning("failover begun", extra={"link": link_name, "namespaces": [str(key) for key in keys]})
             for key in keys:

@@ -48,6 +48,7 @@ from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.handing_over import HandingOver
 from isthmus_plugins.replication.operations.kept_settings import KeptSettings
 from isthmus_plugins.replication.operations.mode import LinkModes
+from isthmus_plugins.replication.operations.moving_clients import MovingClients
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.recovering import Recovering
@@ -92,7 +93,9 @@ class LinkService(Part):
         left_out: LeftOutNames,
         own_transactions: OwnTransactions,
         background_verification: BackgroundVerification,
+        told_to_move: Callable[[NamespaceKey], int],
     ) -> None:
+        """``told_to_move``: how often this proxy has told clients of a namespace to look for another cluster."""
         self._context = context
         self._follower_topics = follower_topics
         self._replicas = replicas
@@ -143,6 +146,7 @@ class LinkService(Part):
         )
         self._asked_reversals = AskedReversals(commands, self.consents, self._handing_over)
         self._taking_over = TakingOver(context, commands, self._promotions)
+        self._moving_clients = MovingClients(context, commands, told_to_move)
         self._statuses = LinkStatuses(
             context,
             peers,
@@ -164,6 +168,7 @@ class LinkService(Part):
             self._kept_settings.of,
             self.consents.waiting,
             self._handing_over.statuses,
+            self._moving_clients.statuses,
         )
         self._acknowledging = Acknowledging(context, commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
@@ -181,17 +186,20 @@ class LinkService(Part):
     def start(self) -> None:
         self._promotions.start()
         self._handing_over.start()
+        self._moving_clients.start()
         self._kept_settings.start()
         self.consents.start()
 
     async def stop(self) -> None:
         await self.consents.stop()
+        await self._moving_clients.stop()
         await self._handing_over.stop()
         await self._promotions.stop()
         await self._kept_settings.stop()
         await self._rotations.stop()
 
     def control_changed(self, state: ControlState) -> None:
+        self._moving_clients.control_changed(state)
         self._handing_over.control_changed(state)
         self.wake()
 
@@ -218,6 +226,7 @@ class LinkService(Part):
             calls.TakeLead.by(self._taking_over.on_take_lead),
             calls.AbandonReversal.by(self._taking_over.on_abandon),
             calls.HandedOver.by(self._handing_over.on_handed_over),
+            calls.MoveClients.by(self._moving_clients.on_move_clients),
             calls.TopicSettings.by(self.on_topic_settings),
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
@@ -362,9 +371,10 @@ class LinkService(Part):
         self, link_name: str, request: links.Promote, progress: Callable[[int, int], None]
     ) -> links.PromoteReport:
         """Make drained follower namespaces writable."""
-        return await self._promotions.promote(
-            self._commands.link(link_name), request.namespaces, request.dry_run, progress
-        )
+        link = self._commands.link(link_name)
+        self._moving_clients.check(link_name, request.move_clients_seconds)
+        move_ms = round(request.move_clients_seconds * 1000)
+        return await self._promotions.promote(link, request.namespaces, request.dry_run, progress, move_ms)
 
     async def reverse(self, link_name: str, request: links.Reverse) -> links.ReverseReport:
         """Have the other cluster lead what this one leads, and follow it; or, asked at the follower, this one."""
@@ -379,6 +389,7 @@ class LinkService(Part):
         self, link_name: str, request: Failover, progress: Callable[[int, int], None]
     ) -> FailoverReport:
         """Make follower namespaces writable without their source."""
+        self._moving_clients.check(link_name, request.move_clients_seconds, without_source=True)
         return await self._failovers.fail_over(self._commands.link(link_name), request, progress)
 
     async def release(self, kind: ResourceType, prefix: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, LinkMode, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
-from isthmus_plugins.links import LinkStatus, PartitionStatus, ReversalStatus, WaitingMapping
+from isthmus_plugins.links import ClientMoveStatus, LinkStatus, PartitionStatus, ReversalStatus, WaitingMapping
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -76,9 +76,10 @@ class LinkStatuses:
         settings_kept: Callable[[str], list[str]],
         waiting: Callable[[Link], list[WaitingMapping]],
         reversals: Callable[[str], list[ReversalStatus]],
+        client_moves: Callable[[str], list[ClientMoveStatus]],
     ) -> None:
         """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet.
-        ``reversals``: those of a link that are under way."""
+        ``reversals``: those of a link that are under way. ``client_moves``: whose clients are told, of a link."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -100,6 +101,7 @@ class LinkStatuses:
         self._settings_kept = settings_kept
         self._waiting = waiting
         self._reversals = reversals
+        self._client_moves = client_moves
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -153,6 +155,7 @@ class LinkStatuses:
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,
             reversals=self._reversals(link.name),
+            client_moves=self._client_moves(link.name),
             promoting=sorted(
                 promotion.prefix
                 for promotion in self._context.control.state.promotions.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,14 +15,16 @@ from support.reservations import EVERYTHING, Process, asked, decide, request_of,
 from isthmus_control import commands as c
 from isthmus_control.levels import REVERSALS
 from isthmus_control.model import NamespaceKey, ResourceType, Role
-from isthmus_plugins.api import NEED_MORE, Answer, Ask, Gate, Hold, Request, Verdict
-from isthmus_plugins.reservation import ReservationPlugin, reversing
+from isthmus_plugins.api import NEED_MORE, Answer, Ask, Client, Gate, Hold, Request, Verdict
+from isthmus_plugins.reservation import ReservationPlugin, coordinators, reversing
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import (
     COORDINATOR_LOAD_IN_PROGRESS,
     INVALID_REQUEST,
+    NOT_COORDINATOR,
     NOT_LEADER_OR_FOLLOWER,
     POLICY_VIOLATION,
+    TOPIC_AUTHORIZATION_FAILED,
 )
 from isthmus_protocol.messages import decode_response
 from isthmus_protocol.schema import ApiKey
@@ -91,10 +94,11 @@ def adds_offsets(group: str) -> Request:
     return request_of(ApiKey.ADD_OFFSETS_TO_TXN, 3, values)
 
 
-def commit(group: str) -> Request:
+def commit(group: str, *topics: str) -> Request:
     positions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
     values = {"group_id": group, "generation_id_or_member_epoch": 3, "member_id": "m"}
-    return request_of(ApiKey.OFFSET_COMMIT, 8, values | {"topics": [{"name": "a-t", "partitions": positions}]})
+    named = [{"name": each, "partitions": positions} for each in topics or ("a-t",)]
+    return request_of(ApiKey.OFFSET_COMMIT, 8, values | {"topics": named})
 
 
 def codes(request: Request, verdict: Verdict) -> set[int]:
@@ -219,3 +223,90 @@ def test_a_held_group_is_not_made_and_nothing_is_altered() -> None:
     assert isinstance(verdict, Answer)
     answer: Any = decode_response(ApiKey.DELETE_TOPICS, 4, cast(bytes, verdict.frame))[1]
     assert [int(each.error_code) for each in answer.responses] == [POLICY_VIOLATION]
+
+
+MOVED = replace(ANNOUNCE, move_clients_ms=60_000)
+"""Its clients are told to look for the other cluster."""
+
+
+def test_writers_that_are_to_look_for_the_other_cluster_are_told_to_ask_who_leads() -> None:
+    async def work(case: Case) -> None:
+        case.process.at_ms = int(time.time() * 1000)
+        case.do(MOVED, HELD)
+        request = produce("a-t")
+        waits = case.client(settled(case.ask(request)))
+        await asyncio.sleep(0.02)
+        case.do(HAND_OVER)
+        assert codes(request, await waits) == {NOT_LEADER_OR_FOLLOWER}, "nobody leads yet"
+        case.do(c.EndReversal("l", ID))
+        for topics in (("a-t",), ("a-t", "a-u")):
+            request = produce(*topics)
+            assert codes(request, await settled(case.ask(request))) == {NOT_LEADER_OR_FOLLOWER}
+        request = adds_partitions("a-t")
+        assert codes(request, await settled(case.ask(request))) == {INVALID_REQUEST}, "it initialises there anyway"
+        (move,) = case.process.state.client_moves.values()
+        case.do(c.EndClientMove("l", *move.key, move.offset))
+        request = produce("a-t")
+        assert codes(request, await settled(case.ask(request))) == {INVALID_REQUEST}
+
+    run(work)
+
+
+def test_what_was_promoted_elsewhere_is_written_here_until_it_is_reserved() -> None:
+    async def work(case: Case) -> None:
+        case.process.at_ms = int(time.time() * 1000)
+        case.do(c.DetachNamespace("l", TOPIC, "a-", True), c.MoveClients("l", TOPIC, "a-", "a-", 60_000))
+        assert case.ask(produce("a-t")) is None
+        case.do(c.AlterNamespace(TOPIC, "a-", True))
+        request = produce("a-t")
+        assert codes(request, await settled(case.ask(request))) == {NOT_LEADER_OR_FOLLOWER}
+
+    run(work)
+
+
+@pytest.mark.parametrize("reversed_", [True, False], ids=["reversed", "promoted elsewhere"])
+def test_members_of_groups_look_for_the_coordinator_now_and_then(reversed_: bool) -> None:
+    async def work(case: Case) -> None:
+        case.process.at_ms = int(time.time() * 1000)
+
+        async def answered(session_id: int, later_s: float, *topics: str) -> set[int]:
+            request = commit("g-1", *topics)
+            request.client = Client(session_id, "127.0.0.1:5000", 1)
+            request.now += later_s
+            verdict = await settled(case.ask(request))
+            return codes(request, verdict) if isinstance(verdict, Answer) else set()
+
+        else_ = {TOPIC_AUTHORIZATION_FAILED} if reversed_ else set()
+        if reversed_:
+            case.do(MOVED, HELD, HAND_OVER)
+            assert await answered(1, 0) == else_, "nobody leads yet"
+            case.do(c.EndReversal("l", ID))
+        else:
+            case.do(*(c.DetachNamespace("l", *each, True) for each in ((TOPIC, "a-"), (GROUP, "g-"))))
+            assert await answered(1, 0) == else_
+            case.do(c.MoveClients("l", TOPIC, "a-", "a-", 60_000))
+        assert await answered(1, 0, "a-t", "b-t") == set(), "the other one is here"
+        assert await answered(1, 0) == {NOT_COORDINATOR}
+        assert await answered(1, 1) == else_
+        assert await answered(2, 5) == {NOT_COORDINATOR}
+        assert await answered(1, 10) == {NOT_COORDINATOR}
+        assert await answered(2, 11) == else_
+        assert await answered(1, 70) == else_, "it is over"
+
+    run(work)
+
+
+def test_so_many_connections_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "CONNECTIONS_MAX", 2)
+
+    async def work(case: Case) -> None:
+        case.process.at_ms = int(time.time() * 1000)
+        case.do(MOVED, HELD, HAND_OVER, c.EndReversal("l", ID))
+        told = []
+        for session_id in (1, 2, 3, 2, 1):
+            request = commit("g-1")
+            request.client = Client(session_id, "127.0.0.1:5000", 1)
+            told.append(codes(request, await settled(case.ask(request))) == {NOT_COORDINATOR})
+        assert told == [True, True, True, False, True]
+
+    run(work)

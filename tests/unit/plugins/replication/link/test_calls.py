@@ -239,9 +239,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.DrainAnswer(("one", "two"), ("one",)), '{"missing":["one","two"],"not_followed":["one"]}')],
     ),
     (
-        calls.AskReverse((calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),), 1_000, 5_000, True, False),
+        calls.AskReverse(
+            (calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),), 1_000, 5_000, True, 60_000, False
+        ),
         '{"pairs":[["topic","l-","r-","leader"]],"transactions_wait_ms":1000,"hold_ms":5000,'
-        '"disable_transaction_verification":true,"dry_run":false}',
+        '"disable_transaction_verification":true,"move_clients_ms":60000,"dry_run":false}',
         [
             (
                 calls.AskReverseAnswer(("one",), ("two",), ("three",), False),
@@ -252,6 +254,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
     (
         calls.TakeLead(TOPIC_ID, (calls.AttachedPair(ResourceType.TOPIC, "r-", "l-", Role.LEADER),)),
         f'{{"reversal_id":"{TOPIC_ID}","pairs":[["topic","r-","l-","leader"]]}}',
+        [(calls.Done(), "{}")],
+    ),
+    (
+        calls.MoveClients("l-", "r-", 60_000),
+        '{"prefix":"l-","to":"r-","for_ms":60000}',
         [(calls.Done(), "{}")],
     ),
     (

@@ -1,0 +1,222 @@
+"""User story: clients go on at the cluster that leads now without a restart, since the one that led tells them to.
+
+Before the command their bootstrap servers' name begins to lead to the other cluster. Those that know what they are told
+move by themselves; the others stay where they are, and are made anew. Each kind of client writes with and without
+idempotence and in transactions, and reads as the member of a group that moves, too. What was acked is counted at the
+cluster that leads: nothing is lost by a reversal, and what a failover loses is what the old source alone took after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from support.client_readers import Reader, reader
+from support.client_steps import TOLD_OF_ANOTHER_COORDINATOR, Steps, committed_by, steps
+from support.client_writers import Writer, runs_here, writer
+from support.groups import offsets
+from support.kafka import unique
+from support.links import Linked, Side, linked, taking_transactions, until
+from support.relay import Relay
+
+from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
+
+pytestmark = pytest.mark.brokers
+
+METADATA_AGE_MS = 1_000
+"""So that clients ask soon, as they would within 5 minutes."""
+MORE = 50
+"""Records after which it goes on."""
+MOVE_FOR = {True: "60s", False: "8s"}
+"""For how long clients are told: those that stay do so until it is over."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """``version``: of Java. ``moves``: by itself."""
+
+    kind: str
+    moves: bool
+    version: str = DEFAULT_VERSION
+
+
+CLIENTS = {
+    "java": Client("java", True),
+    "java of 3.9": Client("java", False, "3.9.2"),
+    "librdkafka": Client("librdkafka", True),
+    "aiokafka": Client("aiokafka", False),
+    "kafka-python": Client("kafka-python", False),
+}
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    with linked(*kafka_pair) as pair, taking_transactions(pair.a, pair.b):
+        pair.raise_levels()
+        yield pair
+
+
+class Application:
+    """Clients of one kind, all of one name, that write to topics of a namespace and read as a group.
+
+    ``stack`` ends them.
+    """
+
+    def __init__(self, client: Client, prefix: str, group: str, name: str, stack: ExitStack) -> None:
+        chosen, age = (client.kind, client.version), {"metadata_age_ms": METADATA_AGE_MS}
+        idempotent, plain = prefix + "idempotent", prefix + "plain"
+        self.writers: dict[str, Writer] = {
+            idempotent: stack.enter_context(writer(*chosen, idempotent, name, **age)),
+            plain: stack.enter_context(writer(*chosen, plain, name, idempotent=False, **age)),
+        }
+        self.reader: Reader = stack.enter_context(reader(*chosen, plain, group, name, **age))
+        self.transactions: Steps = stack.enter_context(steps(*chosen, name, f"{prefix}app", **age))
+        assert self.transactions.ask("init") == "done"
+
+
+@pytest.mark.one_in_ci("clients", of="clients that are told to move")
+@pytest.mark.parametrize("how", ["reverse", "failover"])
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+def test_clients_go_on_at_the_cluster_that_leads(link: Linked, client: Client, how: str) -> None:
+    if not runs_here(client.kind, client.version):
+        pytest.skip("Java comes without a compiler here")
+    link_name, prefix, group = unique("moving"), unique("told-") + "-", unique("readers")
+    topics = idempotent, plain, transactions = [prefix + each for each in ("idempotent", "plain", "transactions")]
+    _lead(link, link_name, prefix, group, topics)
+    with Relay(_address(link.a)) as name, ExitStack() as stack:
+        before = Application(client, prefix, group, name.address, stack)
+        assert committed_by(before.transactions, transactions, "before") == ["done"] * 3
+        until("they write", lambda: all(len(each.acked) > MORE for each in before.writers.values()))
+        until("B has the group", lambda: offsets(link.b, group).get((plain, 0), 0) > 0)
+        until("B has the transaction", lambda: link.b.end(transactions, isolation="read_committed") > 0)
+
+        name.target = _address(link.b)
+        _have_b_lead(link, link_name, how, prefix, group, "--move-clients", MOVE_FOR[client.moves])
+        led_from, began = {each: link.b.end(each) for each in (idempotent, plain)}, time.monotonic()
+        if client.moves:
+            until("it writes at B", lambda: link.b.end(plain) > led_from[plain] + MORE, interval_s=0.2)
+            wrote_s = time.monotonic() - began
+            other = before.writers[idempotent]
+            until("so does the other one", lambda: _goes_on(link.b, idempotent, other, led_from[idempotent], how))
+            until("it reads at B", lambda: offsets(link.b, group)[plain, 0] > led_from[plain] + MORE)
+            print(f"{how}: wrote there after {wrote_s:.1f} s, read after {time.monotonic() - began:.1f} s")
+            said = committed_by(before.transactions, transactions, "moved")
+            assert any(TOLD_OF_ANOTHER_COORDINATOR[client.kind] in each for each in said), said
+            told = _told(link.a, prefix)
+            print(f"{how}: told {told} times; the transactional producer says {said}")
+            assert told >= 4
+            after = before
+        else:
+            after = _made_anew(link, client, how, before, (prefix, group, name.address), stack)
+        again = stack.enter_context(steps(client.kind, client.version, name.address, f"{prefix}app"))
+        assert again.ask("init") == "done"
+        assert committed_by(again, transactions, "after") == ["done"] * 3
+        _count_reads(link.b, plain, how, before.reader, after.reader)
+    _count(link, how, before, after, [idempotent, plain])
+    assert [each.value for each in link.b.read_decided(transactions)] == [b"before", b"after"]
+
+
+def _made_anew(
+    link: Linked, client: Client, how: str, before: Application, where: tuple[str, str, str], stack: ExitStack
+) -> Application:
+    """See that clients stay at A, and have others write and read at B."""
+    prefix, group, _ = where
+    idempotent, plain, transactions = [prefix + each for each in ("idempotent", "plain", "transactions")]
+    said = committed_by(before.transactions, transactions, "stayed")
+    if how == "reverse":
+        until("they are refused", lambda: all(each.failed for each in before.writers.values()), 150)
+        assert said != ["done"] * 3
+    else:
+        _until_they_write(link.a, {each: link.a.end(each) for each in (idempotent, plain)})
+        assert said == ["done"] * 3, "A takes writes, too"
+    failed = {name: each.failed[:1] for name, each in before.writers.items()}
+    print(f"{how}: stays; told {_told(link.a, prefix)} times; failed: {failed}; says {said}")
+    read, ends = len(before.reader.read), {each: link.b.end(each) for each in (idempotent, plain)}
+    after = Application(client, *where, stack)
+    _until_they_write(link.b, ends)
+    until("it reads at B", lambda: offsets(link.b, group)[plain, 0] > ends[plain] + MORE)
+    until("who stayed reads on at A", lambda: len(before.reader.read) > read + MORE)
+    return after
+
+
+def _lead(link: Linked, name: str, prefix: str, group: str, topics: list[str]) -> None:
+    """Have A lead topics and a group over a link of that name; who follows may lead, and the other way."""
+    link.a.proxy.cli("link", "create", name, "--remote", link.b.proxy.link_address)
+    for side in (link.a, link.b):
+        side.proxy.cli("link", "grant", name, "--may", "follow:,lead:,follow:consumer-group:,lead:consumer-group:")
+    link.a.proxy.cli("link", "attach", name, "--local", prefix, "--remote", prefix, "--role", "leader")
+    link.a.proxy.cli(
+        *("link", "attach", name, "--type", "consumer-group", "--local", group, "--remote", group, "--role", "leader")
+    )
+    for topic in topics:
+        link.a.create_topic(topic)
+    until("B has the topics", lambda: set(topics) <= link.b.topics().keys())
+
+
+def _have_b_lead(link: Linked, name: str, how: str, prefix: str, group: str, *moving: str) -> None:
+    named = ("--local", prefix, "--local-group", group)
+    if how == "failover":
+        link.b.proxy.cli("link", "failover", name, *named, "--yes", *moving)  # A is there, and takes writes after it
+        return
+    # Where many tests run a broker may take seconds for what takes milliseconds.
+    report = link.a.proxy.cli("link", "reverse", name, *named, "--hold", "45", *moving)
+    assert report["reversed"]
+
+
+def _goes_on(side: Side, topic: str, by: Writer, end: int, how: str) -> bool:
+    """Whether an idempotent producer does, or knows that what it wrote last is lost: then another one has to."""
+    knows = how == "failover" and any("sequence" in each.lower() for each in by.failed)
+    return knows or side.end(topic) > end + MORE
+
+
+def _until_they_write(side: Side, ends: dict[str, int]) -> None:
+    """Wait until a side's logs have become longer."""
+    until("they write", lambda: all(side.end(topic) > end + MORE for topic, end in ends.items()), interval_s=0.2)
+
+
+def _told(side: Side, prefix: str) -> int:
+    """How often clients were told to move, as the proxy's metrics say."""
+    wanted = f'isthmus_clients_told_to_move_total{{namespace="{prefix}"}} '
+    metrics = httpx.get(f"{side.proxy.url}/metrics", trust_env=False).text
+    found = [line for line in metrics.splitlines() if line.startswith(wanted)]
+    return int(float(found[0].removeprefix(wanted))) if found else 0
+
+
+def _count_reads(side: Side, topic: str, how: str, before: Reader, after: Reader) -> None:
+    """Compare what was read with what is there."""
+    there = side.read(topic)
+    until("its end is read", lambda: there[-1].value in after.read)
+    read = {*before.read, *after.read}
+    unread = [each.offset for each in there if each.value not in read]
+    again = len(before.read) - len(set(before.read))
+    print(f"{how}: {len(before.read)} read, {again} of them again; not read: {unread[:1]} to {unread[-1:]}")
+    print(f"it raised {before.failed[:3]}")
+    if how == "reverse":
+        assert not unread
+
+
+def _count(link: Linked, how: str, before: Application, after: Application, topics: list[str]) -> None:
+    """Compare what was acked with what is at B, once all have ended."""
+    for topic in topics:
+        writers = [before.writers[topic], *([after.writers[topic]] if after is not before else [])]
+        acked = Counter(value for each in writers for value in each.acked)
+        failed = Counter(line.partition(" ")[0].encode() for each in writers for line in each.failed)
+        found = Counter(each.value or b"" for each in link.b.read(topic))
+        lost, twice = acked - found, found - acked - failed
+        print(f"{topic}: {acked.total()} acked, {failed.total()} failed, {lost.total()} lost, {twice.total()} twice")
+        if how == "reverse":
+            assert not lost
+        else:  # what A had not sent yet, and what it took after B led
+            assert lost.keys() <= {each.value for each in link.a.read(topic)}
+        if topic.endswith("idempotent"):
+            assert not twice
+
+
+def _address(side: Side) -> tuple[str, int]:
+    host, _, port = side.bootstrap.rpartition(":")
+    return host, int(port)
