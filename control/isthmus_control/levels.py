@@ -74,8 +74,8 @@ LEVELS: Final[Mapping[int, str]] = {
     "that is set (--stale-reads no); whether a namespace is informational can be altered",
     6: "what a cluster leads over a link is handed over to the cluster that follows it, and back, by one command "
     "(isthmus link reverse); a synchronous link may lead topics both ways; "
-    "clients that are still at the cluster which led are told to ask their bootstrap servers again (--move-clients); "
     "a cut that was agreed to is dropped where the source gets by itself what was to be cut; "
+    "clients that are still at the cluster which led are told to ask their bootstrap servers again (--move-clients); "
     "what follows is compared with its source again and again, as the brokers of both clusters hold it "
     "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded",
 }

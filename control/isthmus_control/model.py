@@ -913,11 +913,11 @@ def leads_commits(link: Link) -> bool:
 
 
 def groups_with_topics(link: Link) -> bool:
-    """Whether groups that this cluster leads go by the link's mode: it leads topics as well, or made the mode for such.
+    """Whether groups that this cluster leads go by the link's mode: it leads topics as well, which they read.
 
     Of groups that go the other way than all topics do nobody waits.
     """
-    return link.settings.mode.written.node == link.local_cluster_id or bool(link.pairs(Role.LEADER, ResourceType.TOPIC))
+    return bool(link.pairs(Role.LEADER, ResourceType.TOPIC))
 
 
 def remote_name(mappings: Iterable[NamespaceMapping], kind: ResourceType, name: str) -> str | None:

@@ -7,21 +7,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from isthmus_bench.demo import reversal as reversals
 from isthmus_bench.demo.disaster import MEASURED, WRITTEN_MIN
 
 pytestmark = pytest.mark.brokers
 
 
-@pytest.mark.one_in_ci("stories", of="the first steps of a user")
-def test_every_acked_record_survives_its_cluster(tmp_path: Path) -> None:
-    temporary = tmp_path / "tmp"
+def told(directory: Path, *options: str) -> dict[str, Any]:
+    """What the demo says at its end. It leaves nothing behind."""
+    temporary = directory / "tmp"
     temporary.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "isthmus", "demo", "--records", "3000", "-o", "json", "--no-report"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "isthmus", "demo", "--records", "3000", "-o", "json", "--no-report", *options],
+        cwd=directory,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
@@ -29,15 +31,29 @@ def test_every_acked_record_survives_its_cluster(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    # kio imports Hypothesis where that is installed, which makes its folder.
+    assert {each.name for each in directory.iterdir()} <= {"tmp", ".hypothesis"}, "it leaves something behind"
+    assert not list(temporary.glob("isthmus-*")), "it leaves something behind"
+    found: dict[str, Any] = json.loads(done.stdout)
     assert (found["equal"], found["write_refused"], found["records_consumed"]) == (True, True, 3_000)
+    assert found["report"] is None
+    return found
+
+
+@pytest.mark.one_in_ci("stories", of="the first steps of a user")
+def test_every_acked_record_survives_its_cluster(tmp_path: Path) -> None:
+    found = told(tmp_path)
     failover = found["failover"]
     assert failover["acked"] == failover["found"] >= 2 * MEASURED + WRITTEN_MIN
     assert failover["missing"] == 0
     assert failover["written_at"]["offset"] > 0
     for mode in ("asynchronous", "synchronous"):
         assert 0 < found["latencies"][mode]["p50_ms"] <= found["latencies"][mode]["p99_ms"]
-    assert found["report"] is None
-    # kio imports Hypothesis where that is installed, which makes its folder.
-    assert {each.name for each in tmp_path.iterdir()} <= {"tmp", ".hypothesis"}, "it leaves something behind"
-    assert not list(temporary.glob("isthmus-*")), "it leaves something behind"
+
+
+@pytest.mark.one_in_ci("stories", of="the first steps of a user")
+def test_an_application_is_moved_there_and_back(tmp_path: Path) -> None:
+    found = told(tmp_path, "--reverse")
+    reversal = found["reversal"]
+    assert (found["failover"], reversal["lost"], reversal["doubled"], len(reversal["gaps_ms"])) == (None, 0, 0, 2)
+    assert reversal["acked"] >= 2 * MEASURED + 4 * reversals.WRITTEN_MIN

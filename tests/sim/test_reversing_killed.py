@@ -129,8 +129,9 @@ class Scene(KilledProxies):
             await asyncio.sleep(self.random.choice((0.1, 1.0, 5.0)))
 
     def is_in_sync(self, name: str) -> bool:
-        """As every proxy of a cluster has it."""
-        return not self.dying and all(each.status().state == "In-Sync" for each in self.proxies_of(name))
+        """All partitions, as the proxies of a cluster have it."""
+        found = [each.state for proxy in self.proxies_of(name) for each in proxy.status().partitions]
+        return not self.dying and found == ["In-Sync"] * (PARTITIONS + 1)
 
     def is_over(self) -> bool:
         """Nothing is under way, and one cluster leads what the other one follows."""

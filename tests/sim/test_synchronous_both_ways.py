@@ -101,6 +101,8 @@ def test_one_of_them_is_reversed_and_both_are_synchronous_after_it(attached_late
             await two.until("copied", lambda: values(two, "A") == values(two, "B"), 30)
             await two.until("in sync", lambda: in_sync(two), 60)
             assert held(two, follower, topic)
+            # Groups go by the mode where topics are led that they read.
+            assert held(two, "A", "__consumer_offsets") == (follower == "A")
             assert held(two, "B", "x-t")
             roles = [
                 two.controls[name].state.links[LINK].mapping(ResourceType.TOPIC, name.lower() + "-") for name in "AB"

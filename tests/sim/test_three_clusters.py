@@ -25,8 +25,18 @@ from isthmus_control import commands as c
 from isthmus_control.apply import apply
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
+from isthmus_control.grants import EVERYTHING
 from isthmus_control.levels import KNOWN_LEVEL, with_known_level
-from isthmus_control.model import BrokerClaim, Reason, ResourceType, Role, TopicState
+from isthmus_control.model import (
+    BrokerClaim,
+    Reason,
+    ResourceType,
+    Reversal,
+    ReversalStep,
+    Role,
+    TopicEnd,
+    TopicState,
+)
 from isthmus_control.origins import Ended, Origin
 from isthmus_control.outcome import Accepted, Outcome
 from isthmus_control.shared_prefix import PartitionLog, SharedPrefix, shared_prefix
@@ -86,6 +96,14 @@ class Cluster:
     @property
     def end(self) -> int:
         return len(self.log)
+
+    def accepts(self, body: c.Body) -> bool:
+        return isinstance(self.do(body), Accepted)
+
+    def role(self, other: Cluster) -> Role | None:
+        """In the pair that is attached to the link with another cluster."""
+        mapping = self.state.links[self.link_to(other)].mapping(ResourceType.TOPIC, TOPIC)
+        return None if mapping is None else mapping.role
 
     @property
     def topic(self) -> tuple[str, str]:
@@ -207,6 +225,8 @@ class World:
     """Where clients write by what operators have said."""
     independent: set[str] = field(default_factory=set)
     """Of these, where an operator had it whatever others do: a failover, or a detach and what was reserved cleared."""
+    handed: dict[str, bool] = field(default_factory=dict)
+    """By reversal that was handed over: whether who led was one of these."""
     seen: Counter[str] = field(default_factory=Counter)
     compared: int = 0
 
@@ -217,7 +237,8 @@ class World:
         for one, other in combinations(self.clusters.values(), 2):
             link_id = one.uid()
             for here, there in ((one, other), (other, one)):
-                here.ok(c.CreateLink(here.link_to(there), link_id, there.name, here is one, ("h:1",)))
+                made = c.CreateLink(here.link_to(there), link_id, there.name, here is one, ("h:1",), grants=EVERYTHING)
+                here.ok(made)
         for each in "BC":  # they are there for others, until an operator says else
             self.clusters[each].ok(c.AlterNamespace(ResourceType.TOPIC, TOPIC, True))
 
@@ -226,6 +247,14 @@ class World:
 
     def reach(self, one: Cluster, other: Cluster) -> bool:
         return frozenset((one.name, other.name)) not in self.apart
+
+    def follows(self, one: Cluster, other: Cluster) -> bool:
+        """Also by way of a third one."""
+        sources: list[str] = []
+        while one.leader is not None and one.leader not in sources:
+            sources.append(one.leader)
+            one = self.clusters[one.leader]
+        return other.name in sources
 
     # --- what becomes of logs
 
@@ -427,7 +456,7 @@ class World:
 
     def attach(self, leader: Cluster, follower: Cluster) -> Operation:
         """As ``isthmus link attach``: nothing is cut where it is not known what is shared."""
-        if not self.reach(leader, follower) or TOPIC in follower.state.truncations or leader.leader == follower.name:
+        if not self.reach(leader, follower) or TOPIC in follower.state.truncations or self.follows(leader, follower):
             return
         link = leader.link_to(follower)
         sides = ((follower, Role.FOLLOWER), (leader, Role.LEADER))
@@ -446,6 +475,8 @@ class World:
         mapping = follower.state.links[leader.link_to(follower)].mapping(ResourceType.TOPIC, TOPIC)
         if follower.leader is not None or mapping is None or mapping.role is not Role.FOLLOWER:
             return
+        if leader.role(follower) is not Role.LEADER:
+            return  # it may have been handed over, and not be led yet
         if TOPIC in leader.state.truncations or TOPIC in follower.state.truncations:
             return
         yield from follower.record_epochs()
@@ -492,6 +523,8 @@ class World:
 
     def fail_over(self, cluster: Cluster, ended: Ended = Ended.FAILED_OVER) -> Operation:
         """The operator has it written, whatever others do."""
+        if cluster.state.promotions or any(each.at_leader for each in cluster.state.reversals.values()):
+            return  # the log refuses it
         for link in cluster.state.links.values():
             if any(each.role is Role.FOLLOWER for each in link.mappings):
                 yield from self.detach(self.clusters[link.remote_cluster_id], cluster, ended)
@@ -504,6 +537,8 @@ class World:
             open_range = cluster.known.open_range
             if open_range is None or open_range.via:
                 return
+            if cluster.state.promotions:
+                return
             cluster.ok(c.AlterNamespace(ResourceType.TOPIC, TOPIC, False))
             self.leads.add(cluster.name)
             if ended is not Ended.REVERSED:
@@ -511,10 +546,11 @@ class World:
                 self.seen["failed over"] += 1
 
     def reverse(self, leader: Cluster, follower: Cluster) -> Operation:
-        """Planned: nothing is written until the follower has all, and leads."""
+        """Step by step: nothing is written until the follower has all, and leads."""
         if follower.leader != leader.name or leader.leader is not None or leader.reserved:
             return
-        leader.ok(c.AlterNamespace(ResourceType.TOPIC, TOPIC, True))
+        if not leader.accepts(c.AlterNamespace(ResourceType.TOPIC, TOPIC, True)):
+            return
         self.leads.discard(leader.name)
         independent = leader.name in self.independent
         self.independent.discard(leader.name)
@@ -537,6 +573,96 @@ class World:
         if not follower.reserved:
             self.seen["reversed"] += 1
         yield from self.attach(follower, leader)
+
+    def hand_over(self, leader: Cluster, follower: Cluster) -> Operation:
+        """By one command (``isthmus link reverse``): one record of the leader's log decides."""
+        link, reversal, owner = leader.link_to(follower), leader.uid(), leader.owner
+        what = link, ResourceType.TOPIC, TOPIC, ()
+        if follower.leader != leader.name or not self.reach(leader, follower):
+            return
+        if not leader.accepts(c.AnnounceReversal(*what, reversal, owner, 0, 5_000)):
+            return
+        yield
+        if not leader.accepts(c.HoldReversal(link, reversal, owner)):
+            return
+        yield
+        for _ in range(30):
+            if not self.push(follower):
+                yield from self.open_stream(follower)
+            if follower.end == leader.end:
+                break
+        has_all = self.reach(leader, follower) and follower.end == leader.end and follower.leader == leader.name
+        if has_all and follower.accepts(c.AcceptReversal(*what, reversal, {})):
+            yield
+            independent = leader.name in self.independent
+            if leader.accepts(c.HandOver(link, reversal, owner, (TopicEnd(TOPIC, (leader.end,)),))):
+                self.handed[reversal] = independent
+                self.leads.discard(leader.name)
+                self.independent.discard(leader.name)
+                self.seen["handed over"] += 1
+                yield
+        yield from self.look_after(leader)
+
+    def look_after(self, cluster: Cluster) -> Operation:
+        """What any proxy does of reversals that nobody carries out any more, and at the other cluster."""
+        for reversal in list(cluster.state.reversals.values()):
+            other = self.clusters[cluster.state.links[reversal.link].remote_cluster_id]
+            if reversal.at_leader:
+                self.seen["taken back"] += cluster.accepts(c.TakeBack(reversal.link, reversal.reversal_id))
+                yield
+            elif reversal.step is ReversalStep.HANDED_OVER and self.reach(cluster, other):
+                yield from self.take_lead(cluster, other, reversal)
+        yield from self.lead(cluster)
+
+    def take_lead(self, leader: Cluster, follower: Cluster, reversal: Reversal) -> Operation:
+        """The other cluster is told, asks back, and leads."""
+        handed = reversal.reversal_id
+        if handed in follower.state.reversals and follower.end == reversal.ends[0].ends[0]:
+            yield  # the answer is on its way
+            body = c.BeginPromotion(reversal.link, ResourceType.TOPIC, TOPIC, {}, follower.owner, reversal=handed)
+            follower.do(body)
+            yield
+        yield from self.lead(follower)
+        if self.reach(leader, follower) and follower.role(leader) is Role.LEADER:
+            leader.do(c.EndReversal(reversal.link, handed))
+            yield
+
+    def lead(self, cluster: Cluster) -> Operation:
+        """Go on with a promotion that was begun in a reversal."""
+        for promotion in list(cluster.state.promotions.values()):
+            leader = self.clusters[cluster.state.links[promotion.link].remote_cluster_id]
+            if cluster.role(leader) is Role.FOLLOWER:
+                cluster.ok(c.DetachNamespace(promotion.link, ResourceType.TOPIC, TOPIC, for_peer=True))
+                cluster.stream = None
+                yield
+            yield from cluster.close(Ended.REVERSED)
+            yield from cluster.begin_term(Ended.REVERSED)
+            open_range = cluster.known.open_range
+            if open_range is None or open_range.via or not cluster.state.promotions:
+                return
+            cluster.ok(c.EndPromotion(ResourceType.TOPIC, TOPIC, cluster.owner))
+            self.leads.add(cluster.name)
+            self.independent |= {cluster.name} if self.handed[promotion.reversal] else set()
+            self.seen["reversed at once"] += 1
+            yield
+
+    def abandon(self, cluster: Cluster) -> Operation:
+        """An operator's word that the other cluster does not lead, nor will, which is asked where it can be."""
+        for reversal in list(cluster.state.reversals.values()):
+            other = self.clusters[cluster.state.links[reversal.link].remote_cluster_id]
+            body = c.AbandonReversal(reversal.link, reversal.reversal_id)
+            leads = other.role(cluster) is Role.LEADER or bool(other.state.promotions)
+            if reversal.step is not ReversalStep.HANDED_OVER or leads:
+                continue
+            if self.reach(cluster, other):
+                if not other.accepts(body):
+                    continue
+                yield
+            if cluster.accepts(body):
+                self.leads.add(cluster.name)
+                self.independent |= {cluster.name} if self.handed[reversal.reversal_id] else set()
+                self.seen["abandoned"] += 1
+                yield
 
     # --- what holds
 
@@ -578,18 +704,25 @@ class World:
 
     def begin(self) -> Operation:
         one, other = self.random.sample(list(self.clusters.values()), 2)
+        led = [each for each in self.clusters.values() if each.leader is not None]
         event = self.random.random()
-        if event < 0.45:
+        if event < 0.4:
             return self.attach(one, other)
-        if event < 0.6:
+        if event < 0.5:
             return self.detach(one, other)
-        if event < 0.8:
+        if event < 0.65:
             return self.fail_over(one)
-        return self.reverse(one, other)
+        if event < 0.95 and led:
+            other = self.random.choice(led)
+            leader = self.clusters[str(other.leader)]
+            return self.reverse(leader, other) if event < 0.7 else self.hand_over(leader, other)
+        return self.abandon(one)
 
     def tend(self) -> None:
         """What proxies do by themselves, beginning again where one died."""
         for cluster in self.clusters.values():
+            if cluster.state.reversals or cluster.state.promotions:
+                self.operations.append(self.look_after(cluster))
             if TOPIC in cluster.state.truncations:
                 self.operations.append(self.carry_on(cluster))
             elif cluster.leader is not None and cluster.stream is None:

@@ -343,6 +343,7 @@ class MemoryLinks:
             missing=["orders-eu-0 ends at 7, the source's at 9"],
             transactions_open=["the transaction of 'app'"],
             reversed=not request.dry_run,
+            led_here=request.here,
         )
 
     async def abandon_reversal(self, link_name: str, request: AbandonReversal) -> LinkStatus:

@@ -1,6 +1,7 @@
 """``isthmus demo``: two real clusters, two proxies, one link; what is written to one survives its death in the other.
 
-``command`` is the command line, ``story`` tells it, ``disaster`` is its second half (synchronous, kill, failover),
+``command`` is the command line, ``story`` tells it, ``disaster`` is its second half (synchronous, kill, failover), or
+``reversal``,
 ``clients`` are the producers and consumers, ``report`` has Spark look at their traffic, ``telling`` prints.
 """
 

@@ -7,14 +7,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError
+from aiokafka.errors import InvalidRequestError, KafkaError
 
 TOPIC: Final = "orders-clicks"
 PARTITIONS: Final = 3
@@ -202,3 +202,82 @@ class LastWriter:
         self._advance(1)
         if self.acked >= self._enough_acks:
             self._enough.set()
+
+
+class Application:
+    """A producer in a thread of its own that knows both clusters: one record after the other, where it is taken.
+
+    A cluster that does not lead refuses a write and has not stored it. Producers are new after that: what was refused
+    is missing in their sequences.
+    """
+
+    def __init__(self, bootstraps: Sequence[str], acked: dict[Place, bytes]) -> None:
+        """``acked`` gets what is acked."""
+        self._bootstraps = bootstraps
+        self._into = acked
+        self._moments: list[float] = []
+        self._more = threading.Condition()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="application", daemon=True)
+
+    @property
+    def acks(self) -> int:
+        return len(self._moments)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have it end with the record that it writes."""
+        self._over.set()
+        self._thread.join()
+
+    def wait_acked(self, count: int, timeout_s: float) -> bool:
+        """Wait for so many acks; False if they were not there in time, or it has failed."""
+        with self._more:
+            self._more.wait_for(lambda: self.acks >= count or self._over.is_set(), timeout_s)
+        return self.acks >= count
+
+    def gap_s(self, since: int) -> float:
+        """The longest time between two acks that follow each other, from one on."""
+        return max(later - earlier for earlier, later in itertools.pairwise(self._moments[max(0, since - 1) :]))
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._write())
+        finally:
+            with self._more:
+                self._over.set()
+                self._more.notify_all()
+
+    async def _write(self) -> None:
+        clusters = itertools.cycle(self._bootstraps)
+        producer = await self._producer(next(clusters))
+        try:
+            for number in itertools.count():
+                if self._over.is_set():
+                    return
+                value = b"moved %d" % number
+                while (ack := await self._written(producer, value, number % PARTITIONS)) is None:
+                    await producer.stop()
+                    producer = await self._producer(next(clusters))
+                self._into[ack.partition, ack.offset] = value
+                with self._more:
+                    self._moments.append(time.monotonic())
+                    self._more.notify_all()
+        finally:
+            await producer.stop()
+
+    @staticmethod
+    async def _written(producer: AIOKafkaProducer, value: bytes, partition: int) -> Any:
+        """The ack; None: another cluster leads."""
+        try:
+            return await producer.send_and_wait(TOPIC, value, partition=partition)
+        except InvalidRequestError:
+            return None
+
+    @staticmethod
+    async def _producer(bootstrap: str) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
+        await producer.start()
+        return producer

@@ -27,7 +27,9 @@ KEPT: Final = "demo"
 demo_app: Final = typer.Typer(rich_markup_mode=None)
 
 
-@demo_app.command(epilog=example("isthmus demo", "isthmus demo --keep", "isthmus demo --stop"))
+@demo_app.command(
+    epilog=example("isthmus demo", "isthmus demo --reverse", "isthmus demo --keep", "isthmus demo --stop")
+)
 def demo(
     records: Annotated[int, typer.Option("--records", min=1, help="How many records to produce.")] = 100_000,
     brokers: Annotated[int, typer.Option("--brokers", min=1, max=5, help="Brokers of each cluster.")] = 1,
@@ -35,6 +37,12 @@ def demo(
     keep: Annotated[
         bool,
         typer.Option("--keep", help="Kill nothing, and leave clusters and proxies up, to try by hand."),
+    ] = False,
+    reverse: Annotated[
+        bool,
+        typer.Option(
+            "--reverse", help="Kill nothing: B leads in place of A, and A again, under a running application."
+        ),
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop what an earlier --keep left up.")] = False,
     report: Annotated[
@@ -45,7 +53,8 @@ def demo(
 ) -> None:
     """Copy a topic from one Kafka cluster to another through two proxies, prove it equal, and kill the first cluster.
 
-    Exits with 1 if the two sides differ, or if a record that was acked is not there after the failover.
+    Exits with 1 if the two sides differ, or if a record that was acked is not there after the failover, or the
+    reversals, or is there twice after these.
     """
     home = cache_directory() / KEPT
     if stop:
@@ -59,7 +68,7 @@ def demo(
             directory = home if keep else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-demo-")))
             directory.mkdir(parents=True, exist_ok=True)
             page = None if no_report else report
-            result = Demo(stack, telling, directory, records, brokers, version, keep, page).run()
+            result = Demo(stack, telling, directory, records, brokers, version, keep, reverse, page).run()
             if keep:
                 stack.pop_all()
     except (EmbeddedKafkaError, ProxyFailed) as error:
@@ -69,11 +78,12 @@ def demo(
     telling.end()
     if output is not Output.TABLE:
         typer.echo(json.dumps(result, indent=2))
-    failover = result["failover"]
+    failover, reversal = result["failover"], result["reversal"]
     if not (
         result["equal"]
         and result["write_refused"]
         and (failover is None or (failover["missing"] == 0 and failover["written_at"] is not None))
+        and (reversal is None or reversal["lost"] == reversal["doubled"] == 0)
     ):
         raise typer.Exit(Exit.FAILED)
 

@@ -1,4 +1,4 @@
-"""What the demo shows, from the first broker to the failover."""
+"""What the demo shows, from the first broker to the failover, or the reversal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from isthmus_bench.demo import clients
 from isthmus_bench.demo.clients import TOPIC
 from isthmus_bench.demo.disaster import Failover, Modes
 from isthmus_bench.demo.report import TrafficReport
+from isthmus_bench.demo.reversal import Reversal
 from isthmus_bench.demo.telling import Telling
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
@@ -35,6 +36,7 @@ class Demo:
         brokers: int,
         version: str,
         keep: bool,
+        reverse: bool,
         report: Path | None,
     ) -> None:
         self._stack = stack
@@ -44,6 +46,7 @@ class Demo:
         self._brokers = brokers
         self._version = version
         self._keep = keep
+        self._reverse = reverse
         self._report = report
         self._captured = directory / "captured"
 
@@ -71,9 +74,10 @@ class Demo:
 
         say.step("B makes a token: who has it makes one link with B, and has attached there what it grants")
         token = self._directory / "b.token"
-        proxy_b.write_token(token, f"lead:{NAMESPACE}")
+        may = ",".join(f"{right}:{NAMESPACE}" for right in (("lead", "follow") if self._reverse else ("lead",)))
+        proxy_b.write_token(token, may)
         proxy_a.cli("control", "upgrade")
-        say.line(f"isthmus link token create --may lead:{NAMESPACE} --broker-settings --url {proxy_b.url} > {token}")
+        say.line(f"isthmus link token create --may {may} --broker-settings --url {proxy_b.url} > {token}")
 
         say.step(
             f"A namespace {NAMESPACE!r} on A, a link {LINK!r} to B, and the namespace attached: A leads, B follows"
@@ -128,8 +132,10 @@ class Demo:
             traffic = TrafficReport(self._captured, self._report)
             self._stack.callback(traffic.close)
             traffic.start((proxy_a, proxy_b), NAMESPACE)  # while a failover waits for leases, a core is idle
-        failover = None
-        if not self._keep:
+        failover = reversal = None
+        if self._reverse:
+            reversal = Reversal(say, LINK, NAMESPACE, (proxy_a, proxy_b)).run(modes.acked, ends)
+        elif not self._keep:
             failover = Failover(say, LINK, (a, proxy_a), proxy_b).run(modes.acked, ends)
 
         page = None if traffic is None else self._show_traffic(traffic)
@@ -144,6 +150,7 @@ class Demo:
             "report": page,
             "latencies": latencies_by_mode,
             "failover": failover,
+            "reversal": reversal,
             "clusters": {each.spec.name: each.bootstrap_servers for each in (a, b)},
             "proxies": {each.name: {"bootstrap": each.bootstrap, "url": each.url} for each in (proxy_a, proxy_b)},
         }

@@ -531,7 +531,7 @@ def reverse(
     With --here the other way round, asked at the cluster that follows; the other one has to have granted that
     (`isthmus link grant` there: lead:PREFIX). Clients' writes wait at the cluster that leads while the other one gets
     the last of it, and go on there if that takes too long. A synchronous link is synchronous the other way after it.
-    Clients stay connected where they are; --move-clients has those that know of that ask their bootstrap servers again.
+    Clients stay connected there; --move-clients has those that know of that ask their bootstrap servers again.
     """
     namespaces = [
         *({"type": "topic", "local": prefix} for prefix in local or ()),

@@ -15,7 +15,7 @@ from isthmus_bench.demo.clients import Place
 from isthmus_bench.demo.telling import Telling
 
 FAILED_OVER: Mapping[str, Any] = {"missing": 0, "written_at": {"partition": 0, "offset": 3}}
-RESULT: Mapping[str, Any] = {"equal": True, "write_refused": True, "failover": FAILED_OVER}
+RESULT: Mapping[str, Any] = {"equal": True, "write_refused": True, "failover": FAILED_OVER, "reversal": None}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,9 @@ RESULT: Mapping[str, Any] = {"equal": True, "write_refused": True, "failover": F
         ({"write_refused": False}, 1),
         ({"failover": {**FAILED_OVER, "missing": 1}}, 1),
         ({"failover": {**FAILED_OVER, "written_at": None}}, 1),
+        ({"failover": None, "reversal": {"lost": 0, "doubled": 0}}, 0),
+        ({"failover": None, "reversal": {"lost": 1, "doubled": 0}}, 1),
+        ({"failover": None, "reversal": {"lost": 0, "doubled": 1}}, 1),
     ],
 )
 def test_the_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], code: int) -> None:

@@ -412,6 +412,8 @@ def test_the_other_cluster_is_to_lead(admin: RunningAdmin) -> None:
     assert ok(run("link", "reverse", "a-to-b", *named, *waits, url=admin.url))["reversed"]
     done = run("link", "reverse", "a-to-b", "--local", "orders-", url=admin.url)
     assert done.stdout == "orders- is led by the other cluster of a-to-b, and followed here\n"
+    back = run("link", "reverse", "a-to-b", "--local", "orders-", "--here", url=admin.url)
+    assert back.stdout == "orders- is led here, and followed by the other cluster of a-to-b\n"
     for yes in ((), ("--yes",)):
         assert run("link", "reverse", "a-to-b", "--abandon", *yes, url=admin.url).exit_code == 0
     wanted = [("topic", "orders-"), ("consumer-group", "app-")]
@@ -419,11 +421,18 @@ def test_the_other_cluster_is_to_lead(admin: RunningAdmin) -> None:
         ("reverse", "a-to-b", wanted[:1], 1.0, 5.0, 0),
         ("reverse", "a-to-b", wanted, 0.0, 2.5, 600.0),
         ("reverse", "a-to-b", wanted[:1], 1.0, 5.0, 0),
+        ("reverse", "a-to-b", wanted[:1], 1.0, 5.0, 0),
         ("abandon reversal", "a-to-b", False),
         ("abandon reversal", "a-to-b", True),
     ]
-    moves = ("--local", "orders-", "--move-clients")
-    for wrong in ((), ("--local", "orders-", "--yes"), ("--local", "orders-", "--abandon"), (*moves, "10")):
+    moves = ("--local", "orders-", "--move-clients", "10")
+    for wrong in (
+        (),
+        ("--local", "orders-", "--yes"),
+        ("--local", "orders-", "--abandon"),
+        ("--abandon", "--here"),
+        moves,
+    ):
         assert run("link", "reverse", "a-to-b", *wrong, url=admin.url).exit_code == 2
 
 

@@ -520,8 +520,8 @@ class AskReverse(Question[AskReverseAnswer]):
     transactions_wait_ms: int
     hold_ms: int
     disable_transaction_verification: bool
-    dry_run: bool
     move_clients_ms: int
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,9 @@ def to_lead(
 ) -> tuple[Body, ...]:
     """What is to be recorded, in this order, before this cluster writes in partitions; ``ends``: of their logs.
 
-    ``ended``: how what they followed until now ended. Nothing where its terms go on.
+    ``ended``: how what they followed until now ended. Nothing where its terms go on: also of one that the log ends
+    before, if leaders changed since it began. What came in a later epoch may stand there, and says where the loss is
+    (:func:`log_epochs`, before the log is compared, or told).
     """
     cuts: list[PartitionOffset] = []
     begun: list[TopicTerms] = []
@@ -79,9 +81,13 @@ def to_lead(
         due: dict[int, TermStart] = {}
         for partition, end in partitions.items():
             known = state.origins_of(topic, topic_id, partition)
+            goes_on = known.open_range
+            own = goes_on if goes_on is not None and is_own(goes_on, state.cluster_id, topic_id) else None
             if ends_beyond(known.ranges, end.offset):
+                if own is not None and own.began_in < end.epoch:
+                    continue
                 cuts.append(PartitionOffset(topic, topic_id, partition, end.offset))
-            elif (goes_on := known.open_range) is not None and is_own(goes_on, state.cluster_id, topic_id):
+            elif own is not None:
                 continue
             due[partition] = end
         if due:

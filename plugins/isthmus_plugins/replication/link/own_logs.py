@@ -139,15 +139,17 @@ class OwnLogs:
         await self._recorded(self._terms, begun)
 
     async def record_written(self, begun: Begun, log_start: int) -> None:
-        """Record the leader epochs of a log up to its end, as its leader says them, where the last is another one.
+        """Record the leader epochs of a log up to its end, as its leader says them, where the last is another one, or
+        the log lost its end.
 
         ``begun``: with its end. Raises BrokerUnavailable, KafkaRefused.
         """
         topic, topic_id, partition, (log_end, leader_epoch), _ = begun
         known = self._context.control.state.origins_of(topic, topic_id, partition).ranges
         last = next((each.epochs[-1].epoch for each in reversed(known) if each.epochs), NO_EPOCH)
-        log = log_start, log_end
-        if last != leader_epoch and log_start < log_end:
+        log, lost = (log_start, log_end), histories.ends_beyond(known, log_end)
+        if lost or (last != leader_epoch and log_start < log_end):
+            last = NO_EPOCH if lost else last
             seen = await epochs_of(self._context, (topic, partition), log, leader_epoch, last)
             await self.record_epochs(Seen(topic, topic_id, partition, seen, log, leader_epoch))
 

@@ -17,7 +17,7 @@ from isthmus_plugins.links import NamespaceRef, OperationError, ReverseReport
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.calls import AttachedPair
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.features import CLIENT_MOVES, REVERSALS
+from isthmus_plugins.replication.link.features import REVERSALS
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.handing_over import TOLD_S, HandingOver
@@ -61,14 +61,14 @@ class AskedReversals:
         )
 
     async def _ask(self, link: Link, followed: Sequence[NamespaceMapping], request: links.Reverse) -> ReverseReport:
-        self._commands.knows(link.name, CLIENT_MOVES if request.move_clients_seconds else REVERSALS)
+        self._commands.knows(link.name, REVERSALS)
         question = calls.AskReverse(
             tuple(AttachedPair(each.type, each.remote_prefix, each.local_prefix, Role.LEADER) for each in followed),
             round(request.transactions_wait_seconds * 1000),
             round(request.hold_seconds * 1000),
             request.disable_transaction_verification,
-            request.dry_run,
             round(request.move_clients_seconds * 1000),
+            request.dry_run,
         )
         takes_s = request.transactions_wait_seconds + request.hold_seconds + TOLD_S + MARGIN_S
         try:

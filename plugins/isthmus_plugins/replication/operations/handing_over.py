@@ -195,7 +195,7 @@ class HandingOver:
             plans, verification = await self._attaching.plan_to_follow(
                 link.name, mapping, reversal.disable_transaction_verification
             )
-            report.refused += [why for plan in plans if (why := _not_to_follow(plan)) is not None]
+            report.refused += [why for plan in plans if (why := not_to_follow(plan)) is not None]
             if verification.action == "refuse":
                 report.refused.append(verification.message or verification.setting)
         try:
@@ -432,14 +432,15 @@ def _mappings(link: Link, reversal: Reversal) -> list[NamespaceMapping]:
     return [mapping for key in reversal.keys if (mapping := link.mapping(*key)) is not None]
 
 
-def _not_to_follow(plan: TopicPlan) -> str | None:
+def not_to_follow(plan: TopicPlan) -> str | None:
     """Why a topic could not follow; None: it can, once the other cluster has all of it."""
     if plan.action in ("follow", "create"):
         return None
-    ahead = plan.partitions is not None and all(
-        each.unknown is None and each.shared >= each.source_end for each in plan.partitions
+    # The other log may have grown since this one's end was read.
+    is_same = plan.partitions is not None and all(
+        each.unknown is None and each.shared >= min(each.end, each.source_end) for each in plan.partitions
     )
-    return None if ahead and plan.partitions else f"{plan.topic}: {plan.reason or plan.action}"
+    return None if is_same and plan.partitions else f"{plan.topic}: {plan.reason or plan.action}"
 
 
 def _waits_for(reversal: Reversal) -> str:

@@ -240,10 +240,10 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
     ),
     (
         calls.AskReverse(
-            (calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),), 1_000, 5_000, True, False, 60_000
+            (calls.AttachedPair(ResourceType.TOPIC, "l-", "r-", Role.LEADER),), 1_000, 5_000, True, 60_000, False
         ),
         '{"pairs":[["topic","l-","r-","leader"]],"transactions_wait_ms":1000,"hold_ms":5000,'
-        '"disable_transaction_verification":true,"dry_run":false,"move_clients_ms":60000}',
+        '"disable_transaction_verification":true,"move_clients_ms":60000,"dry_run":false}',
         [
             (
                 calls.AskReverseAnswer(("one",), ("two",), ("three",), False),
