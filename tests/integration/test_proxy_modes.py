@@ -426,10 +426,6 @@ def test_check_and_errors_of_configuration(three: KafkaCluster, tmp_path: Path) 
         assert code == 1
         assert "client_listener.bind" in text
         assert dead in text
-    code, text = run(tables(broker_id=7))
-    assert code == 1
-    assert "cluster.broker_id" in text
-    assert "1, 2, 3" in text
     code, text = run(tables(sasl_password="hunter2"))
     assert code == 1
     assert "sasl_password_file" in text
