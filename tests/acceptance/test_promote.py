@@ -47,8 +47,8 @@ def reserved(link: Linked, prefix: str) -> str:
     return state
 
 
-def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(link: Linked, namespaces: tuple[str, str]) -> None:
-    """Nobody promotes: the namespace is detached, and opened."""
+def left_open(link: Linked, namespaces: tuple[str, str]) -> Producer:
+    """A producer at A whose transaction has one record, which is at B by now."""
     local, remote = namespaces
     producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("open")})
     producer.init_transactions(30)
@@ -56,6 +56,13 @@ def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(link: Linked, n
     producer.produce(local + "t", b"never committed", partition=0)
     producer.flush(30)
     link.wait_end(remote + "t", 4)
+    return producer
+
+
+def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(link: Linked, namespaces: tuple[str, str]) -> None:
+    """Nobody promotes: the namespace is detached, and opened."""
+    local, remote = namespaces
+    producer = left_open(link, namespaces)
     link.detach(local)
     assert link.b.end(remote + "t", 0, "read_committed") == 3
     link.b.proxy.cli("namespace", "alter", remote, "--no-reserved")
@@ -68,12 +75,7 @@ def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(link: Linked, n
 
 def test_promoted_with_what_was_open(link: Linked, namespaces: tuple[str, str]) -> None:
     local, remote = namespaces
-    producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("open")})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(local + "t", b"never committed", partition=0)
-    producer.flush(30)
-    link.wait_end(remote + "t", 4)
+    producer = left_open(link, namespaces)
     assert [record.value for record in link.b.read(remote + "t", isolation="read_committed")] == [b"x"] * 3
 
     planned = link.b.proxy.cli("link", "promote", link.name, "--local", remote, "--dry-run")

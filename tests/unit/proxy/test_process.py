@@ -146,7 +146,8 @@ def test_a_broker_that_the_cluster_does_not_know_for_long_is_told_as_wrong(monke
     monkeypatch.setattr(process, "SERVED_WITHIN_S", 0.2)
 
     async def work(world: World, start: asyncio.Task[None]) -> None:
-        with pytest.raises(ConfigurationError, match="the cluster has no broker 1"):
+        told = r"cluster\.broker_id: the cluster has no broker 1\. It has 2: name"
+        with pytest.raises(ConfigurationError, match=told):
             await start
 
     starting(work, known_when=NEVER)

@@ -57,9 +57,16 @@ class LeaderOrigins:
         """Record the leader epochs of what this cluster wrote in its term up to the log's end, which was read since."""
         known = self._context.control.state.origins_of(begun.topic, begun.topic_id, begun.partition).open_range
         if end and known is not None and histories.is_own(known, self._context.cluster_id, begun.topic_id):
-            start = await self._context.cluster.log_start(begun.topic, begun.partition)
-            ended = begun.start._replace(offset=max(start, end))
-            await self._own.record_written(begun._replace(start=ended), start)
+            await self._record_written(begun, await self._log(begun.topic, begun.partition, end))
+
+    async def _record_written(self, begun: Begun, log: tuple[int, int]) -> None:
+        start, end = log
+        await self._own.record_written(begun._replace(start=begun.start._replace(offset=end)), start)
+
+    async def _log(self, topic: str, partition: int, end: int) -> tuple[int, int]:
+        """A log's start and end, where the end was read before: what was deleted in between had been there."""
+        start = await self._context.cluster.log_start(topic, partition) if end else 0
+        return start, max(start, end)
 
     def _are_told(self, connection: LinkConnection) -> bool:
         """Whether followers behind a connection record where records come from."""
@@ -72,21 +79,20 @@ class LeaderOrigins:
         """
         if stream.copy is not None or not self._are_told(stream.connection):  # in another form it is another log
             return None
-        cluster, (topic, partition), topic_id = self._context.cluster, stream.key.place, _id_of(stream)
+        (topic, partition), topic_id = stream.key.place, _id_of(stream)
         is_followed = self._is_followed(topic, topic_id)
-        end = await cluster.log_end(topic, partition)
+        end = await self._context.cluster.log_end(topic, partition)
         if is_followed != self._is_followed(topic, topic_id):  # where it follows no more, more may have come than that
             raise BrokerUnavailable(f"{topic}-{partition} came to follow, or to follow no more, as its end was read")
         stream.tells_origins = True
         begun = Begun(topic, topic_id, partition, TermStart(end, stream.leader_epoch))
         if not is_followed:  # before anything else is asked: who records it later is to have read the later end
             await self._own.begin_term(begun)
-        start = await cluster.log_start(topic, partition) if end else 0
-        log = start, max(start, end)  # what was deleted in between had been there
+        log = await self._log(topic, partition, end)
         if is_followed:
             check_lease(self._context)
         else:
-            await self._own.record_written(begun._replace(start=TermStart(log[1], stream.leader_epoch)), start)
+            await self._record_written(begun, log)
         return self._said(stream, log)
 
     def are_known(self, stream: LeaderStream, header: BatchHeader) -> bool:

@@ -54,8 +54,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 TAIL_WAIT_MS: Final = 500
 """An idle link costs one read a broker in this time."""
-CLOGGED_WAIT_MS: Final = 20
-"""A read that leaves out a stream, since too much of it is on its way, waits no longer: by then some of it is there."""
+LEFT_OUT_WAIT_MS: Final = 20
+"""A read that leaves out a stream which waits for something waits no longer: by then that one may go on."""
+DECISION_SHORT_S: Final = 0.5
+"""But not after this time if it waits for a decision, which may take as long as a transaction."""
 NEW_WAIT_MS: Final = 100
 """Nor does the first read of a stream wait longer: partitions of a topic that is new come one after the other."""
 BUSY_S: Final = 1.0
@@ -151,6 +153,8 @@ class Tail:
 
     async def _read_for_ever(self, lane: Lane) -> None:
         turn = 0
+        decided = 0.0
+        """When no stream was left out for want of a decision."""
         paced = 0.0
         """When the last read would have begun at the pace that they may have in the long run."""
         while True:
@@ -160,8 +164,13 @@ class Tail:
                 self._take_over_idle(self._clock.monotonic())
             elif lane is Lane.BUSY:
                 self._take_over_stirred()
-            of_lane = [stream for stream in self._streams.values() if stream.lane is lane]
-            streams = [stream for stream in of_lane if stream.wait is None]
+            streams, left_out = [], set[Wait]()
+            for stream in self._streams.values():
+                if stream.lane is lane:
+                    if (wait := stream.wait) is None:
+                        streams.append(stream)
+                    else:
+                        left_out.add(wait)
             if lane is Lane.BUSY:
                 self._busy_read = bool(streams)
             if not streams:
@@ -174,13 +183,15 @@ class Tail:
             turn = (turn + 1) % len(streams)
             connection: FetchConnection | None = None
             began = self._clock.monotonic()
+            if Wait.DECISION not in left_out:
+                decided = began
+            short = left_out - {Wait.DECISION} or (left_out and began - decided < DECISION_SHORT_S)
             try:
                 connection = await self._context.cluster.fetch_connection(
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
                 )
-                clogged = len(streams) < len(of_lane) and any(stream.wait is Wait.PEER for stream in of_lane)
                 new = lane is Lane.BUSY and any(stream.sent_bounds is None for stream in streams)
-                wait_ms = CLOGGED_WAIT_MS if clogged else NEW_WAIT_MS if new else TAIL_WAIT_MS
+                wait_ms = LEFT_OUT_WAIT_MS if short else NEW_WAIT_MS if new else TAIL_WAIT_MS
                 await self._read(connection, streams[turn:] + streams[:turn], lane, wait_ms)
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})

@@ -408,6 +408,27 @@ def test_a_decision_that_is_not_known_holds_what_comes_after_it_and_only_that() 
     on_tail(work)
 
 
+def test_what_follows_a_decision_that_is_known_soon_does_not_wait_for_the_read_of_another_partition() -> None:
+    async def work(scene: Scene) -> None:
+        partition, stream = scene.read()
+        other, _ = scene.read("other")
+        partition.write_values(b"plain")
+        other.write_values(b"x")
+        await asyncio.sleep(0.1)  # both are busy
+        scene.owner.passing = lambda header, as_plain: not header.is_control
+        transactional(partition, 7, b"in it")
+        ends(partition, 7, committed=True)
+        await asyncio.sleep(0.1)
+        assert stream.undecided
+        scene.owner.passing = lambda header, as_plain: True
+        stream.undecided = False
+        scene.tail.resume()
+        await asyncio.sleep(0.1)
+        assert scene.sent.records(stream) == b"".join(partition.log)
+
+    on_tail(work)
+
+
 # ---- compacted logs ----
 
 
