@@ -8,6 +8,7 @@ here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -138,10 +139,24 @@ def make_registry(source: MetricsSource) -> CollectorRegistry:
     return registry
 
 
-def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """A scrape and its content type; OpenMetrics where ``accept`` asks for it."""
+async def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """A scrape and its content type; OpenMetrics where ``accept`` asks for it.
+
+    Families are made on the loop, and written in a thread of its own: thousands of partitions have megabytes of text.
+    """
     encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    return await asyncio.to_thread(encode, _Collected(list(registry.collect()))), content_type
+
+
+class _Collected(CollectorRegistry):
+    """Families as they were."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
 
 
 def _connections(gateway: Gateway) -> Iterator[Metric]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 from isthmus_control.model import LinkMode, Role
 from isthmus_plugins.links import LinkStatus, PartitionStatus
@@ -61,7 +63,8 @@ def link_families(
 
 
 def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequence[Metric]:
-    """Families with series for each partition of each link."""
+    """Families with series for each partition of each link; these are made when somebody reads them first, in whatever
+    thread that is: ``statuses`` change no more."""
     place_labels = ("link", "topic", "partition", "role")
     lag = GaugeMetricFamily("isthmus_link_mirror_lag_offsets", "Offsets that the follower lacks", labels=place_labels)
     seconds = GaugeMetricFamily(
@@ -100,26 +103,47 @@ def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequ
         "At the follower: all before it was equal when it was compared last, as both brokers hold it",
         labels=("link", "topic", "partition"),
     )
-    for place, partition in _places(statuses):
-        labels = (place.link, place.topic, str(place.partition), partition.role)
-        state.add_metric((*labels, partition.state, partition.reason or ""), 1)
-        if (counts := traffic.known(place)) is not None:
-            size.add_metric(labels, counts.bytes)
-        if partition.equal_until is not None:
-            equal.add_metric(labels[:3], partition.equal_until)
-        if partition.partition_mirror_lag is not None:
-            lag.add_metric(labels, partition.partition_mirror_lag)
-        if partition.lag_seconds is not None:
-            seconds.add_metric(labels, partition.lag_seconds)
-        if partition.lag_unknown_seconds is not None:
-            unknown.add_metric(labels, partition.lag_unknown_seconds)
-        if partition.sync is not None and partition.sync.since_ms is not None:
-            since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
-        if partition.sync is not None and partition.sync.degraded_since_ms is not None:
-            degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
-        if partition.sync is not None and partition.sync.until_ms is not None:
-            until.add_metric(labels[:3], partition.sync.until_ms / 1000)
-    return lag, seconds, unknown, state, size, since, until, degraded, equal
+
+    @cache
+    def fill() -> None:
+        for place, partition in _places(statuses):
+            labels = (place.link, place.topic, str(place.partition), partition.role)
+            state.add_metric((*labels, partition.state, partition.reason or ""), 1)
+            if (counts := traffic.known(place)) is not None:
+                size.add_metric(labels, counts.bytes)
+            if partition.equal_until is not None:
+                equal.add_metric(labels[:3], partition.equal_until)
+            if partition.partition_mirror_lag is not None:
+                lag.add_metric(labels, partition.partition_mirror_lag)
+            if partition.lag_seconds is not None:
+                seconds.add_metric(labels, partition.lag_seconds)
+            if partition.lag_unknown_seconds is not None:
+                unknown.add_metric(labels, partition.lag_unknown_seconds)
+            if partition.sync is not None and partition.sync.since_ms is not None:
+                since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
+            if partition.sync is not None and partition.sync.degraded_since_ms is not None:
+                degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
+            if partition.sync is not None and partition.sync.until_ms is not None:
+                until.add_metric(labels[:3], partition.sync.until_ms / 1000)
+
+    return [_Late(each, fill) for each in (lag, seconds, unknown, state, size, since, until, degraded, equal)]
+
+
+class _Late(Metric):
+    """A family whose samples are made when they are read first."""
+
+    def __init__(self, family: Metric, fill: Callable[[], None]) -> None:
+        super().__init__(family.name, family.documentation, family.type, family.unit)
+        self._family, self._fill = family, fill
+
+    @property
+    def samples(self) -> list[Sample]:
+        self._fill()
+        return self._family.samples
+
+    @samples.setter
+    def samples(self, made: list[Sample]) -> None:
+        """Metric's own are never any."""
 
 
 def _places(statuses: Iterable[LinkStatus]) -> Iterator[tuple[Place, PartitionStatus]]:

@@ -166,7 +166,7 @@ def _health(app: FastAPI, services: AdminServices) -> None:
         },
     )
     async def metrics(request: Request) -> Response:
-        body, content_type = exposition(services.registry, request.headers.get("accept", ""))
+        body, content_type = await exposition(services.registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
 

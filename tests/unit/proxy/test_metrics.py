@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from support.admin import make_gateway
 
 from isthmus.metrics import LeaseView, MetricsSource, exposition, make_registry
@@ -27,7 +29,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(source: MetricsSource) -> Samples:
-    text, content_type = exposition(make_registry(source), "")
+    text, content_type = asyncio.run(exposition(make_registry(source), ""))
     assert content_type.startswith("text/plain")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -158,6 +160,24 @@ def test_plugins_tell_their_own_and_a_failing_one_hides_nothing(gateway: Gateway
     samples = scrape(MetricsSource(gateway.supervision, gateway, plugin_metrics=failing))
     assert value(samples, "isthmus_plugin_metrics_failures_total") == 1
     assert value(samples, "isthmus_connections_opened_total") == 0
+
+
+def test_series_of_thousands_of_partitions_are_not_made_on_the_loop() -> None:
+    """A scrape of 6,000 partitions took 0.3 s of it."""
+    made: list[bool] = []
+
+    class Late(CounterMetricFamily):
+        @property
+        def samples(self) -> list[Sample]:
+            made.append(threading.current_thread() is threading.main_thread())
+            return [Sample("isthmus_many_total", {}, 7)]
+
+        @samples.setter
+        def samples(self, _: list[Sample]) -> None: ...
+
+    samples = scrape(MetricsSource(Supervision(), plugin_metrics=lambda: [Late("isthmus_many", "Many")]))
+    assert value(samples, "isthmus_many_total") == 7
+    assert made == [False]
 
 
 def test_names_follow_prometheus_rules(gateway: Gateway) -> None:
