@@ -108,9 +108,11 @@ class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
     """Instead of waiting, moves the loop's clock."""
 
     now = 1000.0
+    threads = 0
+    """In which something is being done."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
+        ready = super().select(None if self.threads and timeout != 0 else 0)
         if not ready:
             assert timeout is not None, "nothing will ever happen any more"
             self.now += max(timeout, 0.0)
@@ -123,6 +125,23 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """No time passes while a thread works."""
+
+        def done(_: asyncio.Future[T]) -> None:
+            self._jumping.threads -= 1
+
+        self._jumping.threads += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(done)
+        return future
+
+    async def shutdown_default_executor(self) -> None:
+        """Wait for its threads."""
+        self._jumping.threads += 1
+        await super().shutdown_default_executor()
+        self._jumping.threads -= 1
 
     def time(self) -> float:
         return self._jumping.now
