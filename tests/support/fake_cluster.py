@@ -204,6 +204,8 @@ class FakeCluster(FakeAcls, FakeGroups):
         """Transactions whose markers are on their way."""
         self.fence: Callable[[str, int, int], None] = lambda transactional_id, producer_id, epoch: None
         """What a coordinator does that is to abort a transaction."""
+        self._recorded: dict[str, dict[str, str | None]] = {}
+        """By topic name, what was said last of each setting; None: it was removed."""
         self.enforces_limits = False
         """Batches that are larger than their topic's limits are refused."""
         self.throttles: str | None = None
@@ -225,6 +227,7 @@ class FakeCluster(FakeAcls, FakeGroups):
     def add_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> Topic:
         topic = Topic(name, uuid.UUID(int=self.random.getrandbits(128)).bytes, [], dict(configs or {}))
         self.found[name] = topic
+        self._recorded.setdefault(name, {}).update(configs or {})
         self._grow(topic, partitions)
         return topic
 
@@ -482,11 +485,21 @@ class FakeCluster(FakeAcls, FakeGroups):
         if validate_only:
             return
         for name, value in configs.items():
+            own = self.found[topic].configs
+            if own.get(name) != value:
+                self._recorded[topic][name] = value
             if value is None:
-                self.found[topic].configs.pop(name, None)
+                own.pop(name, None)
             else:
-                self.found[topic].configs[name] = value
+                own[name] = value
         self._configure(self.found[topic])
+
+    def start_brokers_anew(self) -> None:
+        """As they read their metadata from its beginning, a topic gets the settings back that one of its name had which
+        was deleted, but for those that were said of itself since."""
+        for name, topic in self.found.items():
+            topic.configs = {key: value for key, value in self._recorded[name].items() if value is not None}
+            self._configure(topic)
 
     def _check_policy(self, topic: str, configs: Mapping[str, str | None]) -> None:
         for setting in configs.items():

@@ -345,8 +345,9 @@ class TruncationSteps:
             for name, (value, inherited) in configs.items()
             if value is not None and value != inherited and name != MESSAGE_BYTES_MAX
         }
-        if truncation.message_bytes_max is not None:
-            own[MESSAGE_BYTES_MAX] = truncation.message_bytes_max
+        # Said in any case: brokers that start anew give a topic what a deleted one of its name had, and that is frozen.
+        if (limit := truncation.message_bytes_max or configs[MESSAGE_BYTES_MAX][1]) is not None:
+            own[MESSAGE_BYTES_MAX] = limit
         own = await self._creatable(truncation, info, own, configs, spool.largest)
         await spool.put_manifest(Manifest(len(truncation.cuts), info.replication_factor, own, tuple(digests), offsets))
         if await self._unchanged(truncation) is not None:
@@ -424,6 +425,10 @@ class TruncationSteps:
             self._made_now.add(str(uuid.UUID(bytes=topic_id)))
         else:
             topic_id = info.topic_id
+        effective, inherited = (await cluster.topic_configs(truncation.topic, {MESSAGE_BYTES_MAX}))[MESSAGE_BYTES_MAX]
+        if truncation.message_bytes_max is None and effective == inherited:  # it had none of its own
+            await self._ownership.confirm(truncation)
+            await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: None})
         await self._ownership.advance(truncation, _P.REFILLING, new_topic_id=str(uuid.UUID(bytes=topic_id)))
 
     async def _is_blank(self, info: TopicInfo, partitions: int, layout: TopicLayout) -> bool:

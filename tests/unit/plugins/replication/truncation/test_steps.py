@@ -6,6 +6,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +52,7 @@ from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceR
 from isthmus_plugins.replication.truncation.ownership import HeldUp, NotOwner
 from isthmus_plugins.replication.truncation.runs import Truncations
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
-from isthmus_plugins.replication.truncation.steps import TruncationSteps
+from isthmus_plugins.replication.truncation.steps import FREEZING, TruncationSteps
 from isthmus_protocol.transaction_log import TransactionState
 
 TOPIC = "remote-t"
@@ -322,7 +323,7 @@ def test_what_cannot_be_made_again_is_not_deleted(monkeypatch: pytest.MonkeyPatc
         await scene.steps._spool(scene.now)
         assert scene.now.phase is P.RECREATING
         assert scene.now.layout is not None
-        assert scene.now.layout.configs == {"retention.ms": "-1"}
+        assert scene.now.layout.configs == {"retention.ms": "-1", MESSAGE_BYTES_MAX: "1048588"}
 
     on_scene(monkeypatch, work)
 
@@ -336,6 +337,25 @@ def test_it_is_made_anew_with_limits_that_its_largest_batch_needs(monkeypatch: p
         assert layout is not None
         assert layout.configs[MESSAGE_BYTES_MAX] == "128"
         assert "segment.bytes" not in layout.configs
+
+    on_scene(monkeypatch, work)
+
+
+@pytest.mark.parametrize("own", [None, "5000"])
+def test_it_is_not_frozen_again_by_brokers_that_start_anew(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They gave it the settings that the one before had when it was deleted: nobody could write, for good."""
+
+    async def work(scene: Scene) -> None:
+        before = await scene.cluster.topic_configs(TOPIC)
+        await scene.cluster.alter_topic_configs(TOPIC, FREEZING)
+        await scene.steps._spool(replace(scene.at(P.SPOOLING), message_bytes_max=own))
+        await scene.steps._recreate(replace(scene.now, message_bytes_max=own))
+        assert scene.now.phase is P.REFILLING
+        assert scene.cluster.found[TOPIC].configs.get(MESSAGE_BYTES_MAX) == own
+        scene.cluster.start_brokers_anew()
+        assert scene.cluster.found[TOPIC].configs.get(MESSAGE_BYTES_MAX) == own
+        if own is None:
+            assert await scene.cluster.topic_configs(TOPIC) == before
 
     on_scene(monkeypatch, work)
 
