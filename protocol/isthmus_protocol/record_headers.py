@@ -142,11 +142,24 @@ def rewrite_header(
                 timestamp = append_time
             elif not _TIMESTAMP_MIN <= timestamp <= _TIMESTAMP_MAX:
                 raise MalformedBatch(f"timestamp {timestamp} does not fit 64 bits")
-            if new.size + end - begin + len(ours) > payload_max and new.records:
+            if new.records and new.size + end - begin + len(ours) > payload_max:
                 batches.append(new.closed())
                 new = _NewBatch(header)
+            if not new.records:
+                new.base_timestamp = new.max_timestamp = timestamp
+            elif timestamp > new.max_timestamp:
+                new.max_timestamp = timestamp
+            if delta == new.records and new.base_timestamp == base_timestamp and append_time is None:
+                unchanged = payload[begin:headers]
+            else:
+                head = _varint(timestamp - new.base_timestamp) + _varint(new.records)
+                unchanged = payload[begin : begin + 1] + head + payload[body:headers]
             count, before, behind = others
-            new.add(payload[begin], timestamp, payload[body:headers], count + before + ours + behind)
+            tail = count + before + ours + behind
+            length = len(unchanged) + len(tail)
+            new.parts += (_varint(length), unchanged, tail)
+            new.records += 1
+            new.size += length + 3
     except IndexError:
         raise MalformedBatch("a record ends beyond its batch") from None
     if position != payload_end:
@@ -205,37 +218,22 @@ def _headers(payload: bytes, position: int, end: int, named: bytes) -> tuple[Val
 class _NewBatch:
     """A batch that is being made."""
 
-    __slots__ = ("_base_timestamp", "_like", "_max_timestamp", "_parts", "records", "size")
+    __slots__ = ("_like", "base_timestamp", "max_timestamp", "parts", "records", "size")
 
     def __init__(self, like: BatchHeader) -> None:
         self._like = like
-        self._parts: list[bytes] = []
-        self.records = 0
+        self.parts: list[bytes] = []
+        self.records = self.base_timestamp = self.max_timestamp = 0
         self.size = 0
-        """Bytes of the records."""
-
-    def add(self, attributes: int, timestamp: int, body: bytes, tail: bytes) -> None:
-        """A record of the next offset. ``body``: key and value; ``tail``: the headers with their count."""
-        if not self.records:
-            self._base_timestamp = self._max_timestamp = timestamp
-        elif timestamp > self._max_timestamp:
-            self._max_timestamp = timestamp
-        after, number = _varint(timestamp - self._base_timestamp), _varint(self.records)
-        size = 1 + len(after) + len(number) + len(body) + len(tail)
-        self._parts += (_varint(size), _ATTRIBUTES[attributes], after, number, body, tail)
-        self.records += 1
-        self.size += size + 3
+        """Bytes of the records, about."""
 
     def closed(self) -> bytes:
         compression = self._like.compression
         header = PLAIN_HEADER._replace(
             attributes=compression,
             last_offset_delta=self.records - 1,
-            base_timestamp=self._base_timestamp,
-            max_timestamp=self._max_timestamp,
+            base_timestamp=self.base_timestamp,
+            max_timestamp=self.max_timestamp,
             record_count=self.records,
         )
-        return seal(header, compress(b"".join(self._parts), compression))
-
-
-_ATTRIBUTES: Final = [bytes((value,)) for value in range(256)]
+        return seal(header, compress(b"".join(self.parts), compression))
