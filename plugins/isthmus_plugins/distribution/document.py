@@ -1,0 +1,272 @@
+"""The tree document: YAML that names clusters, and how they stand in the tree.
+
+::
+
+    version: 1
+    header: isthmus-copy-flags                 # of records; this by default, the same in all versions
+    clusters:
+      cluster-1: {bootstrap_servers: "a-1:9092,a-2:9092"}
+      cluster-2: {bootstrap_servers: "b-1:9092"}
+      cluster-3: {bootstrap_servers: "c-1:9092"}
+    tree: [[cluster-1, cluster-2], cluster-3]  # or, with levels: {level: 3, sides: [{level: 1, sides: [...]}, ...]}
+    targets:
+      cluster-3: {3: cluster-2}                # of its distributor of level 3; one of the other side by default
+
+Levels that are not written are those of the version before. New subtrees get numbers with room between them and below,
+since each cluster that is added later needs a level of its own, below those above it. Every problem is shown at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
+from isthmus_plugins.distribution.targets import Targets, wrong_targets
+from isthmus_plugins.distribution.tree import Node, Subtree, Tree, TreeError
+
+DOCUMENT_BYTES_MAX: Final = 256 * 1024
+CLUSTERS_MAX: Final = 256
+STEP: Final = 4
+"""Between the levels of subtrees that stand in each other, where there is room for it."""
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+_Level = Annotated[int, Field(ge=1, le=LEVELS_MAX)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+
+class Cluster(_Section):
+    bootstrap_servers: str = Field(min_length=1)
+
+
+class _Document(_Section):
+    version: int = Field(ge=1, le=2**31 - 1)
+    header: str = Field(default=HEADER_NAME, min_length=1, max_length=200)
+    clusters: dict[_Name, Cluster] = Field(max_length=CLUSTERS_MAX)
+    tree: Any
+    targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDocument:
+    tree: Tree
+    clusters: Mapping[str, Cluster]
+    targets: Targets
+
+
+def read_document(text: str, before: Tree | None = None) -> TreeDocument:
+    """A tree document. ``before``: the version that it is to follow, which it may leave levels to.
+
+    Raises TreeError. Whether the tree may follow is :func:`~isthmus_plugins.distribution.tree.change`'s to say.
+    """
+    document = _parsed(text)
+    reader = _Reader(document.clusters)
+    drawn = reader.side(document.tree, "tree")
+    if drawn is None or reader.problems:
+        raise TreeError(reader.problems)
+    if isinstance(drawn, str):
+        raise TreeError([f"tree: {drawn} alone is no tree: name two clusters"])
+    if left := [name for name in document.clusters if name not in reader.places]:
+        raise TreeError(
+            [f"cluster {name} is not in the tree: put it beside another one, or out of `clusters`" for name in left]
+        )
+    numbering = _Numbering(before, step=min(STEP, LEVELS_MAX // drawn.height))
+    root = numbering.subtree(drawn, LEVELS_MAX + 1)
+    if numbering.problems:
+        raise TreeError(numbering.problems)
+    tree = Tree(document.version, root, document.header)
+    targets = {(leaf, level): target for leaf, of in document.targets.items() for level, target in of.items()}
+    if problems := list(wrong_targets(tree, targets)):
+        raise TreeError(problems)
+    return TreeDocument(tree, document.clusters, targets)
+
+
+# ---- YAML ----
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses keys that stand twice, of which YAML keeps the last one, and aliases."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        parser: Any = self  # its stubs lack types
+        event = parser.peek_event()
+        if parser.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"the alias *{event.anchor} would have a subtree stand twice, or in itself, which is a loop: each "
+                "cluster is a leaf once, so write it where it stands",
+                event.start_mark,
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        counted = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, count in counted.items() if count > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice[0]} stands twice: keep one of them", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+def _parsed(text: str) -> _Document:
+    if len(text.encode()) > DOCUMENT_BYTES_MAX:
+        raise TreeError([f"the document is larger than {DOCUMENT_BYTES_MAX} bytes"])
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        place = f"line {where.line + 1}, column {where.column + 1}: " if where is not None else ""
+        raise TreeError([f"{place}{getattr(error, 'problem', None) or error}"]) from None
+    except ValueError as error:  # of a date or number that is none
+        raise TreeError([str(error)]) from None
+    except RecursionError:
+        raise TreeError([f"the tree is nested too deep: {LEVELS_MAX} levels have a bit"]) from None
+    if not isinstance(content, dict):
+        raise TreeError(["the document has no keys: it needs `version`, `clusters` and `tree`"])
+    try:
+        return _Document.model_validate(content)
+    except ValidationError as error:
+        raise TreeError(
+            [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
+        ) from None
+
+
+# ---- the tree as it is written ----
+
+
+class _Drawn(NamedTuple):
+    """A subtree whose level may not be known yet."""
+
+    place: str
+    level: int | None
+    sides: tuple[_Drawn | str, _Drawn | str]
+    height: int
+    """How many subtrees stand in each other from here on."""
+
+
+class _Wrong(Exception):
+    """A side of the tree cannot be."""
+
+
+class _Reader:
+    def __init__(self, clusters: Mapping[str, Cluster]) -> None:
+        self.problems: list[str] = []
+        self.places: dict[str, str] = {}
+        """By cluster: where it is a leaf."""
+        self._clusters = clusters
+
+    def side(self, value: Any, place: str, depth: int = 0) -> _Drawn | str | None:
+        """None where something is wrong. ``depth``: in how many subtrees it stands."""
+        try:
+            return self._leaf(value, place) if isinstance(value, str) else self._subtree(value, place, depth)
+        except _Wrong as wrong:
+            self.problems.append(f"{place}: {wrong}")
+            return None
+
+    def _leaf(self, name: str, place: str) -> str:
+        if name not in self._clusters:
+            known = ", ".join(self._clusters)
+            raise _Wrong(f"cluster {name} is unknown: correct the name, or add it to `clusters` ({known})")
+        if name in self.places:
+            raise _Wrong(f"cluster {name} is a leaf at {self.places[name]} already: take one out")
+        self.places[name] = place
+        return name
+
+    def _subtree(self, value: Any, place: str, depth: int) -> _Drawn | None:
+        level, sides = None, value
+        if isinstance(value, dict):
+            if unknown := [key for key in value if key not in ("level", "sides")]:
+                raise _Wrong(f"{unknown[0]} is not known: a subtree has `level` and `sides`")
+            level, sides = value.get("level"), value.get("sides")
+            if level is not None and (type(level) is not int or not 1 <= level <= LEVELS_MAX):
+                raise _Wrong(f"level {level!r}: levels are numbers from 1 to {LEVELS_MAX}")
+        if not isinstance(sides, list):
+            raise _Wrong(
+                f"{str(sides)[:60]} is neither the name of a cluster (in quotes) nor a subtree: [one side, another one]"
+            )
+        if len(sides) != 2:
+            advice = _SIDES_ADVICE.get(len(sides), "put two of them into a subtree of their own")
+            raise _Wrong(f"a subtree has two sides, this one has {len(sides)}: {advice}")
+        if depth == LEVELS_MAX:
+            raise _Wrong(f"too many levels: more than {LEVELS_MAX} above each other; balance the tree more")
+        left, right = (self.side(each, f"{place}[{number}]", depth + 1) for number, each in enumerate(sides))
+        if left is None or right is None:
+            return None
+        height = 1 + max(0 if isinstance(each, str) else each.height for each in (left, right))
+        return _Drawn(place, level, (left, right), height)
+
+
+_SIDES_ADVICE: Final = {0: "name two clusters, or take it out", 1: "write the side itself, without a subtree around it"}
+
+
+class _Numbering:
+    """Gives levels to subtrees: what is written, what the version before has, a number with room around it."""
+
+    def __init__(self, before: Tree | None, step: int) -> None:
+        self.problems: list[str] = []
+        self._before = before
+        self._step = step
+
+    def subtree(self, drawn: _Drawn, upper: int) -> Subtree:
+        """``upper``: the level of the subtree that it stands in."""
+        level = drawn.level if drawn.level is not None else self._level(drawn, upper)
+        if not 1 <= level < upper:
+            if upper == 1:
+                self.problems.append(
+                    f"{drawn.place}: there is no level below 1 for another subtree: add the cluster elsewhere"
+                )
+            else:
+                self.problems.append(
+                    f"{drawn.place}: level {level} stands in level {upper}: levels get lower towards the clusters; "
+                    f"write `level: N` with N below {upper}"
+                )
+        left, right = drawn.sides
+        return Subtree(level, (self._node(left, level), self._node(right, level)))
+
+    def _node(self, drawn: _Drawn | str, upper: int) -> Node:
+        return drawn if isinstance(drawn, str) else self.subtree(drawn, upper)
+
+    def _level(self, drawn: _Drawn, upper: int) -> int:
+        if self._before is None:
+            return drawn.height * self._step
+        left, right = ([leaf for leaf in _drawn_leaves(side) if leaf in self._before.leaves] for side in drawn.sides)
+        if left and right:
+            return self._before.level_between(left[0], right[0])
+        return upper // 2
+
+
+def _drawn_leaves(drawn: _Drawn | str) -> Iterator[str]:
+    if isinstance(drawn, str):
+        yield drawn
+    else:
+        for side in drawn.sides:
+            yield from _drawn_leaves(side)
+
+
+def written(document: TreeDocument) -> dict[str, Any]:
+    """The document with all its levels, which reads as the same."""
+    targets: dict[str, dict[int, str]] = {}
+    for (leaf, level), target in document.targets.items():
+        targets.setdefault(leaf, {})[level] = target
+    return {
+        "version": document.tree.version,
+        "header": document.tree.header,
+        "clusters": {name: cluster.model_dump() for name, cluster in document.clusters.items()},
+        "tree": _written(document.tree.root),
+        "targets": targets,
+    }
+
+
+def _written(node: Node) -> Any:
+    if isinstance(node, str):
+        return node
+    return {"level": node.level, "sides": [_written(side) for side in node.sides]}

@@ -1,0 +1,90 @@
+"""Where a group goes on at another cluster: by a timestamp, since offsets differ (document 000).
+
+The origin sends, for a group and partition, a time before which everything was read. The receiver commits the record
+before the first one that is later. Logs of a tree are merged from many origins, and not in the order of timestamps: so
+the time is the *least* one of what the group has not read, here and on its way here, less a margin. Whatever has come
+to the receiver, no message that is unread at the origin lies before what is committed there.
+
+Timestamps are milliseconds since 1970, as records have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+MARGIN_MS: Final = 60_000
+ENTRIES_MAX: Final = 1000
+"""Of :class:`LeastTimestamps`; beyond that what is older is known less exactly."""
+
+
+class LeastTimestamps:
+    """The least timestamp of a log's records from any offset on to the end, in bounded memory: never one too late."""
+
+    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+        self._entries: list[tuple[int, int]] = []
+        """(Offset, timestamp), both rising: from behind the entry before to this offset no later record is as early."""
+        self._entries_max = entries_max
+        self.last: int | None = None
+        """Timestamp of the last record."""
+
+    def appended(self, offset: int, timestamp: int) -> None:
+        """A record. Of a batch that is not looked into: its last offset, and a time no later than any record's."""
+        while self._entries and self._entries[-1][1] >= timestamp:
+            self._entries.pop()
+        self._entries.append((offset, timestamp))
+        if len(self._entries) > self._entries_max:
+            # Two become one: the later offset, the earlier time. What is old was halved more often.
+            halved = [(offset, earlier) for (_, earlier), (offset, _) in zip(*[iter(self._entries)] * 2, strict=False)]
+            self._entries = halved + self._entries[2 * len(halved) :]
+        self.last = timestamp
+
+    def since(self, offset: int) -> int | None:
+        """The least timestamp from ``offset`` on (a deleted one: from the log's start), behind the end that of the last
+        record and one millisecond; None of an empty log."""
+        unread = next((timestamp for last, timestamp in self._entries if last >= offset), None)
+        if unread is not None or self.last is None:
+            return unread
+        return self.last + 1
+
+
+def time_to_send(unread: int | None, on_the_way: Iterable[int | None], margin_ms: int = MARGIN_MS) -> int | None:
+    """The time that goes to other clusters; None: nothing is sent.
+
+    ``unread``: of :meth:`LeastTimestamps.since` at the committed offset. ``on_the_way``: for each other cluster of the
+    tree the least timestamp of what it holds and has not given this one, or the time up to which it has given
+    everything; None where that is not known (yet). Raises ValueError for a margin of less than a millisecond: messages
+    of the very time that is sent are unread.
+    """
+    if margin_ms < 1:
+        raise ValueError(f"the margin is {margin_ms} ms: it is at least 1 ms, {MARGIN_MS} by default")
+    least = unread
+    for timestamp in on_the_way:
+        if timestamp is None or least is None:
+            return None
+        least = min(least, timestamp)
+    return None if least is None else least - margin_ms
+
+
+class Waits(StrEnum):
+    """Why a time that was received is not committed (yet)."""
+
+    NOT_REACHED = "the topic here has no message that is later yet"
+    MEMBERS = "the group has members here"
+    WENT_ON = "the group has gone on here: it is put back only if that is asked for"
+
+
+def position_at(
+    first_later: int | None, log_start: int, committed: int | None, *, has_members: bool, may_go_back: bool = False
+) -> int | Waits:
+    """The offset to commit at the receiver. ``first_later``: of the first record that is later than the time received;
+    ``committed``: what the group has here."""
+    if has_members:
+        return Waits.MEMBERS
+    if first_later is None:
+        return Waits.NOT_REACHED
+    position = max(first_later - 1, log_start)
+    if committed is not None and committed > position and not may_go_back:
+        return Waits.WENT_ON
+    return position

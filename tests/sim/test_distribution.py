@@ -1,0 +1,457 @@
+"""Distribution over trees, simulated: who has what when leaves are lost, targets change, and leaves come and go.
+
+Random trees, and distributors that run by the plugin's core alone, one step at a time in any order. Distributors are
+killed, or go on after another has taken over; leaves are away for a time, or for ever, with all that they kept; targets
+are switched; leaves are added, filled and taken out; each leaf hears of a version when it hears of it. In the end:
+
+- a message that a leaf holds is on every leaf that it was to be passed on to from there;
+- where no leaf was lost, every message is on every leaf: once, if distributors produce in transactions or none died.
+
+And at any time what is settled at a leaf is on all leaves on the other side.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from support.seeds import seeds
+
+from isthmus_plugins.distribution.copy_flags import mask
+from isthmus_plugins.distribution.document import read_document
+from isthmus_plugins.distribution.positions import (
+    Course,
+    Given,
+    PositionError,
+    Reports,
+    carried,
+    keeps,
+    settled_below,
+)
+from isthmus_plugins.distribution.targets import target_of
+from isthmus_plugins.distribution.tree import Change, Tree, TreeError, change
+
+SEEDS = 40
+STEPS = 1500
+
+
+class Away(Exception):
+    """A leaf does not answer."""
+
+
+class Fenced(Exception):
+    """Another distributor has taken over."""
+
+
+class Leaf:
+    """A cluster: what it keeps."""
+
+    def __init__(self, name: str, tree: Tree) -> None:
+        self.name = name
+        self.tree = tree
+        self.log: list[tuple[int, int]] = []
+        """Messages, with their flags."""
+        self.courses: dict[int, Course] = {}
+        self.claims: Counter[int] = Counter()
+        """By level: how often a distributor has begun, of which the last one may commit here."""
+        self.given: dict[tuple[str, int], Given] = {}
+        self.fences: Counter[tuple[str, int]] = Counter()
+        self.is_up = True
+        self.is_lost = False
+        self.fills_up = False
+        """Whether it does not have all yet."""
+
+    def commit(self, level: int, claim: int, course: Course) -> Course:
+        if not self.is_up:
+            raise Away
+        if self.claims[level] != claim:
+            raise Fenced
+        self.courses[level] = course
+        return course
+
+
+class Forest:
+    """All leaves, and who works on them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.in_transactions = self.random.random() < 0.6
+        self.kills = self.random.random() < 0.7
+        self.loses = self.random.random() < 0.5
+        self.changes = self.random.random() < 0.7
+        self.sides: Any = self.drawn([f"c{number}" for number in range(self.random.randint(2, 6))])
+        self.versions: list[Tree] = [self.read(None)]
+        self.leaves: dict[str, Leaf] = {}
+        self.chosen: dict[tuple[str, int], str] = {}
+        self.leaving: str | None = None
+        self.messages: list[int] = []
+        self.running: dict[tuple[str, int], Iterator[None]] = {}
+        self.zombies: list[Iterator[None]] = []
+        self.anything_lost = self.given_up = False
+        self.batch_max = 4
+        for name in self.tree.leaves:
+            self.leaves[name] = Leaf(name, self.tree)
+        for leaf in self.leaves.values():
+            leaf.courses = self.carried(leaf, self.tree)
+
+    @property
+    def tree(self) -> Tree:
+        return self.versions[-1]
+
+    # ---- trees ----
+
+    def drawn(self, names: list[str]) -> Any:
+        if len(names) == 1:
+            return names[0]
+        at = self.random.randint(1, len(names) - 1)
+        return [self.drawn(names[:at]), self.drawn(names[at:])]
+
+    def read(self, before: Tree | None) -> Tree:
+        def names(side: Any) -> list[str]:
+            return [side] if isinstance(side, str) else [*names(side[0]), *names(side[1])]
+
+        document = {
+            "version": 1 if before is None else before.version + 1,
+            "clusters": {name: {"bootstrap_servers": "x:1"} for name in names(self.sides)},
+            "tree": self.sides,
+        }
+        return read_document(yaml.safe_dump(document), before).tree
+
+    def unusable(self) -> set[str]:
+        return {leaf.name for leaf in self.leaves.values() if leaf.fills_up or leaf.name == self.leaving}
+
+    def target(self, leaf: Leaf, tree: Tree, level: int, current: str | None) -> str | None:
+        return target_of(tree, leaf.name, level, self.chosen, current=current, unusable=self.unusable())
+
+    def carried(self, leaf: Leaf, after: Tree) -> dict[int, Course]:
+        def target(level: int, current: str | None) -> str:
+            found = self.target(leaf, after, level, current)
+            if found is None:
+                (found, *_) = (above.beside[0] for above in after.above(leaf.name) if above.level == level)
+            return found
+
+        return carried(leaf.courses, leaf.name, after, target, log_start=0, log_end=len(leaf.log))
+
+    # ---- a distributor ----
+
+    def distribute(self, leaf: Leaf, level: int) -> Iterator[None]:
+        """Each step is one that takes place or does not."""
+        claim = leaf.claims[level] = leaf.claims[level] + 1
+        tree, course = leaf.tree, leaf.courses[level]
+        reports: dict[Any, Reports] = {}
+        position, fence = -1, -1
+        key = leaf.name, level
+        while True:
+            yield
+            try:
+                wanted = self.target(leaf, tree, level, course.current.leaf)
+                if wanted is not None and wanted != course.current.leaf:
+                    target = self.leaves.get(course.current.leaf)
+                    if target is not None and target.is_up:
+                        target.fences[key] += 1
+                        yield
+                        given = self.reached(target).given.get(key)
+                        yield
+                        at = course.position(given)
+                        course = leaf.commit(level, claim, course.handed_over(wanted, at))
+                    elif self.random.random() < 0.1:
+                        self.given_up = True
+                        course = leaf.commit(level, claim, course.gone_back({course.current.leaf}, wanted))
+                    else:
+                        continue
+                    position = -1
+                    continue
+                target = self.reached(self.leaves.get(course.current.leaf))
+                if target.tree.version != tree.version:
+                    continue
+                term = course.current.term
+                if position < 0:
+                    fence = target.fences[key] = target.fences[key] + 1
+                    yield
+                    given = self.reached(target).given.get(key)
+                    position = course.position(given)
+                    yield
+                    reports[term] = Reports()
+                    reports[term].given(position, len(self.reached(target).log))
+                    yield
+                some = leaf.log[position : position + self.random.randint(0, self.batch_max)]
+                flags = [course.flags(position + n, flags, level) for n, (_, flags) in enumerate(some)]
+                produced = [(message, flag) for (message, _), flag in zip(some, flags, strict=True) if flag is not None]
+                if self.in_transactions:
+                    if self.reached(target).fences[key] != fence:
+                        raise Fenced
+                    target.log += produced
+                else:
+                    self.reached(target).log += produced
+                    yield
+                    self.reached(target)
+                position += len(some)
+                target.given[key] = Given(term, position)
+                reports[term].given(position, len(target.log))
+                for stretch, end in list(course.pending()):
+                    yield
+                    other = self.leaves.get(stretch.leaf)
+                    if other is None or not other.is_up:
+                        continue
+                    if end is not None and stretch.term not in reports:
+                        reports[stretch.term] = Reports()
+                        reports[stretch.term].given(end, len(other.log))
+                        yield
+                    below = settled_below(self.reached(other).courses, level)
+                    yield
+                    settled = reports[stretch.term].settled(below)
+                    if settled is not None:
+                        course = leaf.commit(level, claim, course.settle(stretch.term, settled))
+                if not course.fills and target.fills_up:  # only who fills it writes to it
+                    yield
+                    self.reached(target).fills_up = False
+            except Away:
+                position = -1
+            except Fenced:
+                return
+            except PositionError:
+                assert leaf.claims[level] != claim
+                return
+
+    def reached(self, leaf: Leaf | None) -> Leaf:
+        if leaf is None or not leaf.is_up:
+            raise Away
+        return leaf
+
+    # ---- what happens ----
+
+    def produce(self) -> None:
+        usable = [each for each in self.leaves.values() if each.is_up and each.name != self.leaving]
+        if usable:
+            self.messages.append(len(self.messages))
+            self.random.choice(usable).log.append((self.messages[-1], 0))
+
+    def step(self) -> None:
+        places = [(leaf.name, level) for leaf in self.leaves.values() if leaf.is_up for level in leaf.courses]
+        if not places:
+            return
+        place = self.random.choice(places)
+        working = self.running.get(place)
+        if working is None or not self.goes_on(working):
+            self.running[place] = working = self.distribute(self.leaves[place[0]], place[1])
+            next(working)
+        if self.zombies and self.random.random() < 0.3:
+            zombie = self.random.choice(self.zombies)
+            if not self.goes_on(zombie):
+                self.zombies.remove(zombie)
+
+    @staticmethod
+    def goes_on(working: Iterator[None]) -> bool:
+        return next(working, False) is None
+
+    def kill(self) -> None:
+        if self.kills and self.running:
+            place = self.random.choice(sorted(self.running))
+            working = self.running.pop(place)
+            if self.random.random() < 0.5:
+                self.zombies.append(working)
+
+    def forget_zombies(self) -> None:
+        self.zombies.clear()
+
+    def go_away(self) -> None:
+        if self.kills:
+            self.random.choice(list(self.leaves.values())).is_up = False
+
+    def come_back(self) -> None:
+        for leaf in self.leaves.values():
+            leaf.is_up = not leaf.is_lost
+
+    def choose_target(self) -> None:
+        name = self.random.choice(list(self.leaves))
+        leaf = self.leaves[name]
+        above = self.random.choice(leaf.tree.above(name))
+        self.chosen[name, above.level] = self.random.choice(above.beside)
+
+    def lose(self) -> None:
+        there = [leaf.name for leaf in self.leaves.values() if not leaf.is_lost]
+        if not self.loses:
+            return
+        self.check_settled()
+        name = self.random.choice(there)
+        lost = {name}
+        for other in self.leaves.values():
+            # what is not filled yet is lost with the leaf that fills it
+            if other.fills_up and self.tree.above(other.name)[0].beside == (name,):
+                lost.add(other.name)
+        if len({*there} - lost) < 2:
+            return
+        self.anything_lost = True
+        for each in lost:
+            self.leaves[each].is_lost, self.leaves[each].is_up = True, False
+            self.stop(each)
+
+    def stop(self, name: str) -> None:
+        """Its distributors have to end; some do not hear of it at once."""
+        for place in [place for place in self.running if place[0] == name]:
+            working = self.running.pop(place)
+            if self.kills:
+                self.zombies.append(working)
+
+    def take_out_the_lost(self) -> None:
+        lost = [leaf.name for leaf in self.leaves.values() if leaf.is_lost]
+        if lost and self.all_know():
+            self.take_out(lost)
+
+    def all_know(self) -> bool:
+        return all(leaf.tree is self.tree for leaf in self.leaves.values() if not leaf.is_lost)
+
+    def take_out(self, names: list[str]) -> None:
+        def without(side: Any) -> Any:
+            if isinstance(side, str):
+                return None if side in names else side
+            left = [kept for kept in map(without, side) if kept is not None]
+            return left if len(left) == 2 else left[0] if left else None
+
+        self.sides = without(self.sides)
+        self.follow(self.read(self.tree))
+        for name in names:
+            self.stop(name)
+            del self.leaves[name]
+        if self.leaving in names:
+            self.leaving = None
+
+    def follow(self, after: Tree) -> Change:
+        found = change(self.tree, after, self.unusable())
+        self.versions.append(after)
+        return found
+
+    def leave(self) -> None:
+        """A leaf is to be taken out, and is when nothing keeps it."""
+        if self.leaving is None:
+            if self.changes and len(self.leaves) > 2 and self.is_calm():
+                self.leaving = self.random.choice(list(self.leaves))
+            return
+        if not self.is_calm():
+            return
+        if len(self.leaves) == 2:
+            self.leaving = None
+            return
+        courses = {leaf.name: leaf.courses for leaf in self.leaves.values()}
+        if not keeps(self.tree, self.leaving, courses, len(self.leaves[self.leaving].log)):
+            self.take_out([self.leaving])
+
+    def is_calm(self) -> bool:
+        return self.all_know() and not any(leaf.is_lost or leaf.fills_up for leaf in self.leaves.values())
+
+    def join(self) -> None:
+        if not self.changes or self.leaving or not self.is_calm() or len(self.leaves) > 6:
+            return
+        name = next(name for name in (f"c{number}" for number in range(9)) if name not in self.leaves)
+        beside = self.random.choice(list(self.leaves))
+        before = self.sides
+
+        def joined(side: Any) -> Any:
+            if isinstance(side, str):
+                return self.random.sample([side, name], 2) if side == beside else side
+            return [joined(each) for each in side]
+
+        self.sides = joined(self.sides)
+        if self.tree.above(beside)[0].level == 1:
+            with pytest.raises(TreeError, match="no level below 1"):
+                self.read(self.tree)
+            self.sides = before
+            return
+        self.follow(self.read(self.tree))
+        leaf = self.leaves[name] = Leaf(name, self.tree)
+        leaf.fills_up = True
+        leaf.courses = self.carried(leaf, self.tree)
+
+    def learn(self) -> None:
+        """A leaf hears of the next version."""
+        behind = [leaf for leaf in self.leaves.values() if leaf.is_up and leaf.tree is not self.tree]
+        if behind:
+            leaf = self.random.choice(behind)
+            after = self.versions[self.versions.index(leaf.tree) + 1]
+            leaf.courses, leaf.tree = self.carried(leaf, after), after
+            for level in leaf.claims:
+                leaf.claims[level] += 1  # distributors begin anew
+            self.stop(leaf.name)
+
+    def happen(self) -> None:
+        actions = {
+            self.produce: 60,
+            self.kill: 8,
+            self.forget_zombies: 3,
+            self.go_away: 2,
+            self.come_back: 6,
+            self.choose_target: 3,
+            self.lose: 1,
+            self.take_out_the_lost: 3,
+            self.leave: 6,
+            self.join: 3,
+            self.learn: 20,
+        }
+        for _ in range(STEPS):
+            self.step()
+            if self.random.random() < 0.15:
+                self.random.choices(list(actions), list(actions.values()))[0]()
+        self.check_settled()
+
+    def end(self) -> None:
+        """Everything works again, and goes on until nothing is left to do."""
+        self.zombies.clear()
+        self.batch_max = 50
+        for number in range(40_000):
+            if number % 50 == 0:
+                self.come_back()
+                self.learn()
+                self.take_out_the_lost()
+                if self.is_done():
+                    return
+            self.step()
+        raise AssertionError("it does not come to an end")
+
+    def is_done(self) -> bool:
+        return self.is_calm() and all(
+            course.settled == len(leaf.log) and len(course.stretches) == 1
+            for leaf in self.leaves.values()
+            for course in leaf.courses.values()
+        )
+
+    # ---- what must hold ----
+
+    def check_settled(self) -> None:
+        has = {name: {message for message, _ in leaf.log} for name, leaf in self.leaves.items()}
+        for leaf in self.leaves.values():
+            for above in leaf.tree.above(leaf.name):
+                passed = {
+                    message
+                    for message, flags in leaf.log[: leaf.courses[above.level].settled]
+                    if not flags & mask(above.level)
+                }
+                for name in above.beside:
+                    if name in self.leaves and not self.leaves[name].fills_up and not leaf.is_lost:
+                        assert passed <= has[name], (leaf.name, above, name)
+
+    def check(self) -> None:
+        has = {name: {message for message, _ in leaf.log} for name, leaf in self.leaves.items()}
+        for leaf in self.leaves.values():
+            for message, flags in leaf.log:
+                for other in self.tree.leaves:
+                    if not flags & mask(self.tree.level_between(leaf.name, other)):
+                        assert message in has[other], (leaf.name, message, flags, other)
+        if not self.anything_lost:
+            exact = not self.given_up and (self.in_transactions or (not self.kills and len(self.versions) == 1))
+            for name, leaf in self.leaves.items():
+                counted = Counter(message for message, _ in leaf.log)
+                assert counted.keys() == set(self.messages), name
+                assert not exact or counted.total() == len(counted), (name, counted.most_common(3))
+
+
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+def test_every_message_is_on_every_leaf(seed: int) -> None:
+    forest = Forest(seed)
+    forest.happen()
+    forest.end()
+    forest.check_settled()
+    forest.check()

@@ -1,0 +1,184 @@
+"""The tree document: levels that it leaves out, and errors that say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus_plugins.distribution.copy_flags import LEVELS_MAX
+from isthmus_plugins.distribution.document import read_document, written
+from isthmus_plugins.distribution.tree import TreeError, change
+
+NAMES = ("a", "b", "c", "d", "e")
+
+
+def text(tree: Any, names: tuple[str, ...] = NAMES[:3], **more: Any) -> str:
+    clusters = {name: {"bootstrap_servers": f"{name}-1:9092"} for name in names}
+    return yaml.safe_dump({"version": 1, "clusters": clusters, "tree": tree, **more})
+
+
+def problems(document: str) -> tuple[str, ...]:
+    with pytest.raises(TreeError) as refused:
+        read_document(document)
+    return refused.value.problems
+
+
+def test_a_document_as_it_is_written() -> None:
+    found = read_document(
+        """
+        version: 7
+        header: my-flags
+        clusters:
+          cluster-1: {bootstrap_servers: "a-1:9092,a-2:9092"}
+          cluster-2: {bootstrap_servers: "b-1:9092"}
+          cluster-3: {bootstrap_servers: "c-1:9092"}
+        tree: {level: 3, sides: [{level: 1, sides: [cluster-1, cluster-2]}, cluster-3]}
+        targets:
+          cluster-3: {3: cluster-2}
+        """
+    )
+    assert (found.tree.version, found.tree.header) == (7, "my-flags")
+    assert found.tree.leaves == ("cluster-1", "cluster-2", "cluster-3")
+    assert [above.level for above in found.tree.above("cluster-1")] == [1, 3]
+    assert found.targets == {("cluster-3", 3): "cluster-2"}
+    assert found.clusters["cluster-1"].bootstrap_servers == "a-1:9092,a-2:9092"
+
+
+def test_levels_have_room_between_them_by_default() -> None:
+    tree = read_document(text([[["a", "b"], "c"], ["d", "e"]], NAMES)).tree
+    assert {leaf: [above.level for above in tree.above(leaf)] for leaf in NAMES} == {
+        "a": [4, 8, 12],
+        "b": [4, 8, 12],
+        "c": [8, 12],
+        "d": [4, 12],
+        "e": [4, 12],
+    }
+
+
+@pytest.mark.parametrize(("height", "levels"), [(15, (4, 60)), (16, (3, 48)), (40, (1, 40)), (63, (1, 63))])
+def test_less_room_in_deep_trees(height: int, levels: tuple[int, int]) -> None:
+    names = tuple(f"c{number}" for number in range(height + 1))
+    nested: Any = names[0]
+    for name in names[1:]:
+        nested = [nested, name]
+    above = read_document(text(nested, names)).tree.above("c0")
+    assert (above[0].level, above[-1].level) == levels
+
+
+def test_a_later_version_keeps_the_levels_and_finds_one_below() -> None:
+    tree = read_document(text([["a", "b"], "c"])).tree
+    for version, sides, expected in (
+        (2, [["a", ["b", "d"]], "c"], [2, 4, 8]),
+        (3, [["a", [["b", "e"], "d"]], "c"], [1, 2, 4, 8]),
+    ):
+        names = tuple(sorted(leaves_of(sides)))
+        after = read_document(text(sides, names, version=version), tree).tree
+        assert not change(tree, after).removed
+        assert [above.level for above in after.above("b")] == expected
+        tree = after
+    with pytest.raises(TreeError, match="there is no level below 1 for another subtree: add the cluster elsewhere"):
+        read_document(text([["a", [[["b", "f"], "e"], "d"]], "c"], (*NAMES, "f"), version=4), tree)
+
+
+def leaves_of(sides: Any) -> list[Any]:
+    return [leaf for side in sides for leaf in leaves_of(side)] if isinstance(sides, list) else [sides]
+
+
+def test_what_is_written_reads_as_the_same() -> None:
+    document = read_document(text([[["a", "b"], "c"], ["d", "e"]], NAMES, targets={"a": {12: "e"}}))
+    assert read_document(yaml.safe_dump(written(document))) == document
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (text([["a", "b"]]), "tree: a subtree has two sides, this one has 1: write the side itself, without a subtree"),
+        (text([]), "tree: a subtree has two sides, this one has 0: name two clusters, or take it out"),
+        (text(["a", "b", "c"]), "tree: a subtree has two sides, this one has 3: put two of them into a subtree"),
+        (text(["a", ["b", "a"]]), "tree[1][1]: cluster a is a leaf at tree[0] already: take one out"),
+        (
+            text(["a", ["b", "x"]]),
+            "tree[1][1]: cluster x is unknown: correct the name, or add it to `clusters` (a, b, c)",
+        ),
+        (text(["a", "b"]), "cluster c is not in the tree: put it beside another one, or out of `clusters`"),
+        (text("a"), "tree: a alone is no tree: name two clusters"),
+        (
+            text(["a", ["b", 3]]),
+            "tree[1][1]: 3 is neither the name of a cluster (in quotes) nor a subtree: [one side, another one]",
+        ),
+        (text({"level": 64, "sides": ["a", "b"]}), "levels are numbers from 1 to 63"),
+        (text({"level": True, "sides": ["a", "b"]}), "levels are numbers from 1 to 63"),
+        (text({"level": 3, "side": ["a", "b"]}), "tree: side is not known: a subtree has `level` and `sides`"),
+        (
+            text(["a", {"level": 9, "sides": ["b", "c"]}]),
+            "tree[1]: level 9 stands in level 8: levels get lower towards the clusters; write `level: N` with N bel",
+        ),
+        (
+            text({"level": 3, "sides": ["a", {"level": 3, "sides": ["b", "c"]}]}),
+            "tree[1]: level 3 stands in level 3: levels get lower towards the clusters; write `level: N` with N bel",
+        ),
+        (text(["a", ["b", "c"]], targets={"x": {8: "b"}}), "targets.x: there is no such cluster in the tree"),
+        (text(["a", ["b", "c"]], targets={"a": {4: "b"}}), "targets.a: it has no level 4; it has 8"),
+        (
+            text(["a", ["b", "c"]], targets={"b": {4: "a"}}),
+            "targets.b.4: a is not on the other side of level 4; choose c",
+        ),
+        (text(["a", ["b", "c"]], version=0), "version: Input should be greater than or equal to 1"),
+        (text(["a", ["b", "c"]], heather="x"), "heather: Extra inputs are not permitted"),
+        (
+            "a: &x [*x, b]",
+            "line 1, column 8: the alias *x would have a subtree stand twice, or in itself, which is a loop",
+        ),
+        ("version: 1\nversion: 2", "version stands twice: keep one of them"),
+        ("", "the document has no keys: it needs `version`, `clusters` and `tree`"),
+        ("version: [", "line 1, column 11: "),
+        ("a: 2001-99-99", "month must be in 1..12"),
+        ("a: " + "[" * 5000, "the tree is nested too deep: 63 levels have a bit"),
+        ("a" * 300_000, "the document is larger than 262144 bytes"),
+    ],
+)
+def test_errors_say_what_to_do(document: str, said: str) -> None:
+    found = problems(document)
+    assert any(said in problem for problem in found), found
+
+
+def test_all_problems_of_a_tree_are_shown_at_once() -> None:
+    assert len(problems(text([["a", "a"], ["x"]]))) == 2
+
+
+def test_too_many_levels() -> None:
+    names = tuple(f"c{number}" for number in range(LEVELS_MAX + 2))
+    nested: Any = names[0]
+    for name in names[1:]:
+        nested = [nested, name]
+    assert any(
+        "too many levels: more than 63 above each other; balance the tree more" in each
+        for each in problems(text(nested, names))
+    )
+
+
+@settings(deadline=None)
+@given(st.recursive(st.sampled_from(NAMES) | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=3)))
+def test_any_tree_is_read_or_refused(tree: Any) -> None:
+    names = leaves_of(tree)
+    try:
+        found = read_document(text(tree, NAMES)).tree
+    except TreeError:
+        assert not is_binary(tree) or sorted(names) != sorted(NAMES)
+    else:
+        assert list(found.leaves) == names
+
+
+def is_binary(tree: Any) -> bool:
+    return isinstance(tree, str) or (isinstance(tree, list) and len(tree) == 2 and all(map(is_binary, tree)))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(document: str) -> None:
+    with pytest.raises(TreeError):
+        read_document(document)

@@ -1,0 +1,167 @@
+"""One header of each record, written without decoding: compared with what decoding and encoding makes of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.records import NOW, PLAIN, batch_of, contents, header_lists, record_lists
+
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.record_headers import Found, Values, rewrite_header
+from isthmus_protocol.records import (
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    BatchError,
+    Compression,
+    CorruptBatch,
+    seal,
+    verify_crc,
+    whole_header,
+)
+
+NAME = "flags"
+OURS = st.sampled_from([None, b"", b"\1", b"leave out"])
+
+
+@st.composite
+def named_lists(draw: st.DrawFn) -> list[Record]:
+    """Records of which some have one or more headers of the name, between others, or the name inside another one."""
+    records = []
+    for record in draw(record_lists()):
+        headers = [*draw(header_lists)]
+        for value in draw(st.lists(OURS, max_size=2)):
+            headers.insert(draw(st.integers(0, len(headers))), (NAME, value))
+        if draw(st.booleans()):
+            headers.append((draw(st.sampled_from(["x" + NAME, NAME + "x", "x"])), b"\x0aflags\x02a"))
+        records.append(record._replace(headers=tuple(headers)))
+    return records
+
+
+def change(values: Values) -> bytes | None:
+    return None if b"leave out" in values else b"%d" % len(values)
+
+
+def changed(records: list[Record]) -> list[Record]:
+    """What should come of it."""
+    expected = []
+    for record in records:
+        values = [value for name, value in record.headers if name == NAME]
+        content = change(tuple(values))
+        if content is not None:
+            at = next((at for at, (name, _) in enumerate(record.headers) if name == NAME), len(record.headers))
+            others = [header for header in record.headers if header[0] != NAME]
+            headers = (*others[:at], (NAME, content), *others[at:])
+            expected.append(record._replace(offset=len(expected), headers=headers))
+    return expected
+
+
+def read(batches: list[bytes]) -> list[Record]:
+    found: list[Record] = []
+    for batch in batches:
+        verify_crc(batch)
+        header, records = whole_header(batch), decode_records(batch)
+        assert [record.offset for record in records] == list(range(header.last_offset_delta + 1))
+        assert header.base_offset == 0
+        assert header.base_timestamp == records[0].timestamp
+        assert header.max_timestamp == max(record.timestamp for record in records)
+        assert header.is_as_produced
+        assert not header.is_idempotent
+        found += [record._replace(offset=len(found) + record.offset) for record in records]
+    return found
+
+
+@settings(deadline=None)
+@given(named_lists(), st.sampled_from(list(Compression)), st.integers(0, 800))
+def test_it_is_what_decoding_and_encoding_makes(records: list[Record], compression: Compression, after: int) -> None:
+    batch = encode_batch(records, PLAIN, compression=compression)
+    from_offset = records[0].offset + after
+    rewritten = rewrite_header(batch, NAME.encode(), change, from_offset=from_offset)
+    rest = [record for record in records if record.offset >= from_offset]
+    assert read(rewritten.batches) == changed(rest)
+    assert all(whole_header(new).compression is compression for new in rewritten.batches)
+    found: dict[Values, Found] = {}
+    for record in rest:
+        values = tuple(value for name, value in record.headers if name == NAME)
+        first, count = found.get(values, Found(record.offset, 0))
+        found[values] = Found(first, count + 1)
+    assert rewritten.found == found
+
+
+@settings(deadline=None)
+@given(named_lists(), st.sampled_from(list(Compression)), st.integers(NOW, NOW + 1000))
+def test_append_time_becomes_each_records_own(
+    records: list[Record], compression: Compression, append_time: int
+) -> None:
+    batch = batch_of(records, LOG_APPEND_TIME_BIT | compression, max_timestamp=append_time)
+    expected = [record._replace(timestamp=append_time) for record in changed(records)]
+    assert read(rewrite_header(batch, NAME.encode(), change).batches) == expected
+
+
+def test_nothing_of_a_producer_or_the_cleaner_is_kept() -> None:
+    records = [Record(offset, NOW + offset, None, b"v") for offset in (3, 9)]
+    batch = batch_of(
+        records,
+        TRANSACTIONAL_BIT | DELETE_HORIZON_BIT,
+        producer_id=7,
+        producer_epoch=1,
+        base_sequence=4,
+        leader_epoch=2,
+    )
+    (new,) = rewrite_header(batch, NAME.encode(), change).batches
+    header = whole_header(new)
+    assert (header.attributes, header.producer_id, header.base_sequence, header.leader_epoch) == (0, -1, -1, -1)
+
+
+def test_batches_are_no_larger_than_a_broker_takes() -> None:
+    values = [b"v" * size for size in (300, 300, 300, 2000, 300)]
+    records = [Record(offset, NOW, None, value) for offset, value in enumerate(values)]
+    batches = rewrite_header(encode_batch(records, PLAIN), NAME.encode(), change, payload_max=1000).batches
+    assert [whole_header(batch).record_count for batch in batches] == [3, 1, 1]
+    assert all(len(batch) <= 1000 + HEADER_SIZE for batch in (batches[0], batches[2]))
+    assert read(batches) == changed(records)
+
+
+@settings(deadline=None)
+@given(named_lists(), st.data())
+def test_damaged_batches_are_refused_or_read_as_they_decode(records: list[Record], data: st.DataObject) -> None:
+    batch = encode_batch(records, PLAIN)
+    payload = bytearray(batch[HEADER_SIZE:])
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del payload[data.draw(st.integers(0, len(payload))) :]
+    damaged = seal(whole_header(batch), payload)
+    try:
+        expected = changed(decode_records(damaged))
+    except BatchError:
+        expected = None
+    try:
+        found = read(rewrite_header(damaged, NAME.encode(), change).batches)
+    except BatchError:
+        assert expected is None
+    else:
+        # Headers among which the name is nowhere are copied as they are.
+        assert expected is None or found == expected
+
+
+def test_a_wrong_crc_is_not_made_right() -> None:
+    batch = bytearray(encode_batch([Record(0, NOW, None, b"v")], PLAIN))
+    batch[-1] ^= 1
+    with pytest.raises(CorruptBatch):
+        rewrite_header(batch, NAME.encode(), change)
+
+
+def test_an_emptied_batch_has_nothing() -> None:
+    emptied = seal(PLAIN._replace(base_offset=7, last_offset_delta=4, record_count=0), b"")
+    assert rewrite_header(emptied, NAME.encode(), change) == ([], {})
+
+
+@settings(deadline=None)
+@given(contents)
+def test_a_null_header_stays_apart_from_an_empty_one(content: bytes | None) -> None:
+    batch = encode_batch([Record(0, NOW, None, None, ((NAME, content),))], PLAIN)
+    seen: list[Values] = []
+    rewrite_header(batch, NAME.encode(), lambda values: seen.append(values))
+    assert seen == [(content,)]
