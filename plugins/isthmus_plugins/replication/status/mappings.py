@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType
@@ -28,11 +28,11 @@ def mapping_statuses(
     partitions: Sequence[PartitionStatus],
     groups: Sequence[GroupStatus],
     acls: Sequence[AclStatus],
-    holds_new: bool = False,
+    all_else_is_in_sync: Callable[[NamespaceMapping], bool] = lambda mapping: False,
 ) -> list[MappingStatus]:
     """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link.
 
-    ``holds_new``: acks of topics to come wait for the other side, so that a pair without any is In-Sync.
+    ``all_else_is_in_sync``: whether a pair of topics is In-Sync of which this proxy has none.
     """
     found = []
     for mapping in link.mappings:
@@ -42,7 +42,8 @@ def mapping_statuses(
             mode, parts = _groups(mapping, groups)
         else:
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
-        state = combine(mode, connected, (part.state for part in parts), holds_new)
+        all_else = not parts and mapping.type is ResourceType.TOPIC and all_else_is_in_sync(mapping)
+        state = combine(mode, connected, (part.state for part in parts), all_else)
         why = _why(state, parts)
         reason, message = (None, None) if why is None else (why.reason, why.message)
         found.append(MappingStatus.of(mapping, state, reason, message))
