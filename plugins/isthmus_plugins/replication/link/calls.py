@@ -260,7 +260,10 @@ class PlanAttachAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PlanAttach(Question[PlanAttachAnswer]):
-    """The source asks what attaching a pair of namespaces would do at the follower. Nothing changes."""
+    """The source asks what attaching a pair of namespaces would do at the follower.
+
+    Nothing changes, but with ``hold``.
+    """
 
     METHOD = "plan_attach"
 
@@ -274,6 +277,8 @@ class PlanAttach(Question[PlanAttachAnswer]):
     recovers: bool | None = field(default=None, metadata=LEFT_OUT)
     """See :class:`Attach`."""
     shared_until: tuple[SharedUntil, ...] | None = field(default=None, metadata=LEFT_OUT)
+    hold: bool | None = field(default=None, metadata=LEFT_OUT)
+    """Have clients write no more to what is recovered, before its logs are looked at."""
     topics: tuple[LedTopic, ...] = field(kw_only=True)
 
 

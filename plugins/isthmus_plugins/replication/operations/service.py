@@ -112,6 +112,7 @@ class LinkService(Part):
             group_follower,
             left_out,
             self.consents,
+            own_transactions,
         )
         self._recovering = Recovering(context, commands, self.attaching)
         self.offsets_topics = OffsetsTopics(

@@ -139,6 +139,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         ],
     ),
     (
+        calls.PlanAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, recovers=True, hold=True, topics=()),
+        '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":false,'
+        '"disable_transaction_verification":false,"recovers":true,"hold":true,"topics":[]}',
+        [],
+    ),
+    (
         calls.Attach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, True, False, (TOPIC_ID,)),
         '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":true,'
         f'"disable_transaction_verification":false,"truncate_topic_ids":["{TOPIC_ID}"]}}',
