@@ -332,6 +332,33 @@ class AttachedPairs(Question[AttachedPairsAnswer]):
     METHOD = "attached_pairs"
 
 
+class NamespaceAt(NamedTuple):
+    """A namespace of a cluster, as that one calls it."""
+
+    cluster_id: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComesFromAnswer:
+    path: tuple[NamespaceAt, ...]
+    """What is followed there, and what that follows, up to the origin; empty where it does not come from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComesFrom(Question[ComesFromAnswer]):
+    """A follower asks whether what the other cluster leads comes from a namespace, its own most likely."""
+
+    METHOD = "comes_from"
+
+    type: ResourceType
+    prefix: str
+    """As the asked cluster has it."""
+    origin: NamespaceAt
+    hops: int
+    """So many clusters are asked at most, this one included."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskAttachAnswer:
     missing: tuple[str, ...] = ()

@@ -62,6 +62,7 @@ from isthmus_plugins.replication.link.features import COUNTERPARTS, SOURCE_DELET
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
+from isthmus_plugins.replication.operations.rings import Rings
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -88,6 +89,7 @@ class Attaching:
         left_out: LeftOutNames,
         consents: Consents,
         own_transactions: OwnTransactions,
+        rings: Rings,
     ) -> None:
         self._context = context
         self._commands = commands
@@ -99,6 +101,7 @@ class Attaching:
         self._left_out = left_out
         self._consents = consents
         self._own_transactions = own_transactions
+        self._rings = rings
         self._shared_logs = SharedLogs(context)
         self._offered = Counter[tuple[str, str]]()
         """Namespaces of topics that are being attached to be led here, with their links."""
@@ -232,8 +235,7 @@ class Attaching:
             )
         here = request.command(link.name)
         there = ResourceType.PRINCIPAL, request.remote, request.local, role.other
-        self._commands.would_append(here)
-        await check_access(self._context, role)
+        await self._checked(here)
         await self._commands.call(link.name, calls.CheckAcls(*there))
         if not request.dry_run:
             await self._attach_both(link, here, calls.Attach(*there))
@@ -252,8 +254,13 @@ class Attaching:
         return calls.Done()
 
     async def _checked(self, body: AttachNamespace) -> None:
-        self._commands.would_append(body)
+        await self._check(body)
         await check_access(self._context, body.role)
+
+    async def _check(self, body: AttachNamespace) -> None:
+        """Raise OperationError for what this end cannot attach."""
+        after = self._commands.would_append(body)
+        await self._rings.check(after.links[body.link], body.mapping())
 
     async def _attach_both(self, link: Link, here: AttachNamespace, there: calls.Attach) -> None:
         """Attach at the follower's end, then at the leader's; if that fails, at neither.
@@ -361,7 +368,7 @@ class Attaching:
 
         ``peer``: a proxy of the source. ``shared``: what an operator says is, by topic and partition.
         """
-        self._commands.would_append(body)
+        await self._check(body)
         return await self._planned(body.link, body.mapping(), led, truncate, peer, shared)
 
     async def plan_to_follow(

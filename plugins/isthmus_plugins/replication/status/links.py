@@ -78,9 +78,11 @@ class LinkStatuses:
         waiting: Callable[[Link], list[WaitingMapping]],
         reversals: Callable[[str], list[ReversalStatus]],
         client_moves: Callable[[str], list[ClientMoveStatus]],
+        ring: Callable[[str, NamespaceMapping], str | None],
     ) -> None:
         """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet.
-        ``reversals``: those of a link that are under way. ``client_moves``: whose clients are told, of a link."""
+        ``reversals``: those of a link that are under way. ``client_moves``: whose clients are told, of a link.
+        ``ring``: what is wrong with a pair of a link that follows itself."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -103,6 +105,7 @@ class LinkStatuses:
         self._waiting = waiting
         self._reversals = reversals
         self._client_moves = client_moves
+        self._ring = ring
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -122,6 +125,9 @@ class LinkStatuses:
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
+        rings = {each.local: ring for each in link.mappings if (ring := self._ring(link.name, each)) is not None}
+        if rings and why == Hindered():
+            why = Hindered(ReasonCode.FOLLOWS_ITSELF, next(iter(rings.values())))
         least, waiting = least_protected(self._peers.connections(link.name)), self._waiting(link)
         warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
         if waiting and warned == Hindered():
@@ -130,8 +136,8 @@ class LinkStatuses:
             warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(least.peer.get("proxy")))
         if warned == Hindered() and (found := differing(partitions)) is not None:
             warned = Hindered(*found)
-        if hindered.code is not None and state is LinkState.FOLLOWING:
-            state = LinkState.CATCHING_UP  # nobody may be looking at what is new
+        if (hindered.code is not None or rings) and state is LinkState.FOLLOWING:
+            state = LinkState.CATCHING_UP  # nobody may be looking at what is new, or nobody leads it
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -150,7 +156,7 @@ class LinkStatuses:
             encryption=None if least is None else least.protection.value,
             secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
-            mappings=mapping_statuses(link, connected, partitions, groups, acls, all_else),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls, all_else, rings),
             waiting=waiting,
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)

@@ -268,6 +268,17 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.Done(), "{}")],
     ),
     (
+        calls.ComesFrom(ResourceType.TOPIC, "l-", calls.NamespaceAt("B", "r-"), 8),
+        '{"type":"topic","prefix":"l-","origin":["B","r-"],"hops":8}',
+        [
+            (
+                calls.ComesFromAnswer((calls.NamespaceAt("C", "c-"), calls.NamespaceAt("B", "r-"))),
+                '{"path":[["C","c-"],["B","r-"]]}',
+            ),
+            (calls.ComesFromAnswer(()), '{"path":[]}'),
+        ],
+    ),
+    (
         calls.HandedOver(TOPIC_ID),
         f'{{"reversal_id":"{TOPIC_ID}"}}',
         [(calls.HandedOverAnswer((TopicEnd("l-t", (3, 4)),)), '{"ends":[["l-t",[3,4]]]}')],
