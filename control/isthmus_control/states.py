@@ -79,6 +79,7 @@ class ReasonCode(StrEnum):
     SOURCE_LOST_RECORDS = "SOURCE_LOST_RECORDS"
     SOURCE_LOST_COMMITS = "SOURCE_LOST_COMMITS"
     LOGS_DIFFER = "LOGS_DIFFER"
+    FOLLOWS_ITSELF = "FOLLOWS_ITSELF"
     DECISION_NOT_STORED = "DECISION_NOT_STORED"
     STOPPED_BY_OPERATOR = "STOPPED_BY_OPERATOR"
     NO_AUTHORIZER = "NO_AUTHORIZER"
@@ -114,12 +115,14 @@ WAITING = frozenset((PartitionState.DIVERGED, PartitionState.REFUSED, PartitionS
 """Those in which a partition waits for somebody."""
 
 
-def combine(mode: LinkMode, connected: bool, partitions: Iterable[PartitionState], holds_new: bool = True) -> LinkState:
-    """The state of a link from those of its partitions, all that it has: as good as the worst.
+def combine(
+    mode: LinkMode, connected: bool, partitions: Iterable[PartitionState], all_else_is_in_sync: bool = True
+) -> LinkState:
+    """The state of a link from those of its partitions, all that a proxy has of it: as good as the worst.
 
     With one that waits for somebody (Diverged, Refused, Stopped) an asynchronous link is Catching Up: not all is
     copied. A synchronous one promises too much then, so it is Out-Of-Sync. One without partitions has all there is;
-    a synchronous one is In-Sync then if acks of those to come wait for the other side (``holds_new``).
+    a synchronous one is In-Sync then if those that others have were, and acks of those to come wait for the other side.
     """
     states = frozenset(partitions)
     if mode is LinkMode.ASYNCHRONOUS:
@@ -127,6 +130,6 @@ def combine(mode: LinkMode, connected: bool, partitions: Iterable[PartitionState
             return LinkState.DISCONNECTED
         return LinkState.FOLLOWING if states <= {PartitionState.FOLLOWING} else LinkState.CATCHING_UP
     in_sync = connected and states <= {PartitionState.IN_SYNC}
-    if PartitionState.SYNCING in states or (in_sync and not states and not holds_new):
+    if PartitionState.SYNCING in states or (in_sync and not states and not all_else_is_in_sync):
         return LinkState.SYNCING
     return LinkState.IN_SYNC if in_sync else LinkState.OUT_OF_SYNC

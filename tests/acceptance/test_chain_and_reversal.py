@@ -10,6 +10,7 @@ from support.kafka import unique
 from support.links import Linked, Read, Side, linked, taking_transactions, until, whole
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
 
 pytestmark = pytest.mark.brokers
 
@@ -43,6 +44,7 @@ def reads(side: Side, topic: str) -> list[list[Read]]:
 
 @pytest.mark.one_in_ci("stories", of="chains and reversals")
 def test_a_chain(link: Linked) -> None:
+    """C follows B, which follows A, and A does not follow C as well."""
     topic = unique("t")
     source, middle = link.local + topic, link.remote + topic
     link.a.create_topic(source)
@@ -50,7 +52,7 @@ def test_a_chain(link: Linked) -> None:
     with KafkaCluster(name="chain-c") as kafka, whole(kafka) as proxy:
         c = Side(kafka, [proxy])
         c.verify_transactions(False)
-        name, last = unique("b-to-c"), unique("last-") + "-"
+        name, ring, last = unique("b-to-c"), unique("c-to-a"), unique("last-") + "-"
         link.b.proxy.cli("link", "create", name, "--remote", proxy.link_address)
         link.b.proxy.cli("link", "attach", name, "--local", link.remote, "--remote", last, "--role", "leader")
         try:
@@ -63,6 +65,13 @@ def test_a_chain(link: Linked) -> None:
             report = link.b.proxy.cli("verify", name, check=False)
             verdict = next(each for each in report["partitions"] if each["topic"] == middle)
             assert verdict["equal"], verdict
+
+            proxy.cli("link", "create", ring, "--remote", link.a.proxy.link_address)
+            for side, *names in ((c, last, link.local, "leader"), (link.a, link.local, last, "follower")):
+                asked = ("--local", names[0], "--remote", names[1], "--role", names[2])
+                with pytest.raises(ProxyFailed, match="which follows this one: a ring"):
+                    side.proxy.cli("link", "attach", ring, *asked)
+            proxy.cli("link", "delete", ring)
         finally:
             link.b.proxy.cli("link", "delete", name)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 import httpx
@@ -16,6 +18,7 @@ from support.runbooks import Kill, Runbook, kills
 
 from isthmus_bench import ready_commands
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
@@ -144,6 +147,39 @@ def test_the_old_source_follows_from_where_both_part(came_back: FailedOver, aske
     side.proxy.cli("link", "recover", came_back.link.name)
     came_back.check_recovered()
     came_back.check_goes_on()
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("asked_at", ["a", "b"])
+def test_clients_that_still_write_to_the_old_source_are_refused_first(came_back: FailedOver, asked_at: str) -> None:
+    """Whatever they were acked until then is shown before it is cut, and salvaged."""
+    link, topic = came_back.link, came_back.topic
+    side = link.a if asked_at == "a" else link.b
+    acked = list[bytes]()
+
+    def write_on() -> None:
+        with suppress(KafkaException):  # it is refused in the end
+            while True:
+                late = value("late", len(acked))
+                link.a.produce(topic, [late])
+                acked.append(late)
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write_on)
+        until("they write", lambda: len(acked) > 10)
+        with pytest.raises(ProxyFailed, match="clients still wrote to"):
+            side.proxy.cli("link", "recover", link.name)
+        writer.result(60)
+    told = side.proxy.cli("link", "recover", link.name, "--dry-run")
+    (plan,) = (each for pair in told["namespaces"] for each in pair["topics"] if each["action"] == "refuse")
+    assert plan["records_lost"] == AHEAD + len(acked)
+    side.proxy.cli("link", "recover", link.name)
+    done = truncated_at(link.a, link.name, topic)
+    assert done["messages_truncated"] == AHEAD + len(acked)
+    file = done["partitions"][0]["salvage_file"]
+    assert ready_commands.run(["salvage", "show", file, "--limit", "100000"], 30).stdout.count("late") == len(acked)
+    until("A has what is new", lambda: topic in link.a.topics() and link.a.end(topic) == SHARED + NEW)
+    assert link.a.read(topic) == link.b.read(topic)
 
 
 @pytest.mark.parametrize("kill", kills("failback"))

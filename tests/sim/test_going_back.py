@@ -16,7 +16,7 @@ from support.fake_cluster import Partition
 from support.plugins import Two, on_two
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
-from isthmus_control.commands import AttachNamespace, RaiseLevel
+from isthmus_control.commands import AlterNamespace, AttachNamespace, RaiseLevel
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicState
 from isthmus_control.states import ReasonCode
@@ -234,6 +234,34 @@ def test_a_topic_to_be_cut_does_not_follow_before(tmp_path: Path) -> None:
         await two.a.links.attach("a-to-b", BACK.model_copy(update={"cut": told.cut}))
         await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
         assert salvaged(tmp_path) == [b"ahead 0", b"ahead 1", b"ahead 2", b"too late 0"]
+
+    going_back(work, tmp_path)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_who_still_writes_to_the_old_source_is_refused_before_anything_is_cut(which: str, tmp_path: Path) -> None:
+    """And the operator sees what came before the command goes on."""
+
+    async def work(two: Two) -> None:
+        await failed_over(two, 3, 5, detached=False)
+        side, append = getattr(two, which).links, two.controls["A"].append
+
+        async def late(body: Any) -> Any:
+            if isinstance(body, AlterNamespace) and body.reserved:
+                write(log_of(two, "A"), "late", 1)
+            return await append(body)
+
+        two.controls["A"].append = late  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="clients still wrote to a-t") as raised:
+            await side.recover("a-to-b", links.Recover())
+        assert raised.value.code == ReasonCode.ENDS_CHANGED
+        assert [each.role for each in two.a.status().mappings] == ["leader"]
+        assert two.controls["A"].state.lookup.topic_reservation("a-t") is not None
+        (pair,) = (await side.recover("a-to-b", DRY)).namespaces
+        assert [each.records_lost for each in pair.topics] == [4]
+        await side.recover("a-to-b", links.Recover())
+        await two.until("equal", lambda: "a-t" in two.clusters["A"].found and ends(two, "A") == ends(two, "B"), 60)
+        assert salvaged(tmp_path) == [b"ahead 0", b"ahead 1", b"ahead 2", b"late 0"]
 
     going_back(work, tmp_path)
 

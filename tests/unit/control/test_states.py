@@ -48,6 +48,6 @@ def test_a_link_is_as_good_as_its_partitions(
     mode: str, connected: bool, partitions: list[PartitionState], expected: LinkState
 ) -> None:
     assert combine(LinkMode(mode), connected, partitions) is expected
-    assert combine(LinkMode(mode), connected, partitions, holds_new=False) is (
+    assert combine(LinkMode(mode), connected, partitions, all_else_is_in_sync=False) is (
         LinkState.SYNCING if not partitions and expected is LinkState.IN_SYNC else expected
     )

@@ -73,6 +73,9 @@ class FollowerReplicas(Part):
         self._in_sync_min_due = 0.0
         self._known_brokers: frozenset[int] = frozenset()
         """Those that are there, and those that are away and have replicas. As of the latest look; empty before."""
+        self._elsewhere: dict[str, int] = {}
+        """By id of a follower topic: how many partitions it has, none of whose leaders this proxy fronts. As of the
+        latest look."""
 
     def start(self) -> None:
         self._tasks.keep("look", self._look_for_ever)
@@ -104,6 +107,10 @@ class FollowerReplicas(Part):
         """The same of the proxies' own topics."""
         return next((reason for name in OWN_TOPICS if (reason := self._lacking.get(name)) is not None), None)
 
+    def elsewhere(self, topic_id: str) -> int | None:
+        """How many partitions a follower topic has, if other proxies front all of their leaders; None: not so."""
+        return self._elsewhere.get(topic_id)
+
     def in_place(self, topic: TopicInfo) -> TopicInfo:
         """A topic without those of its replicas that are being filled."""
         has = replica_plans.fewest(topic) or topic.replication_factor
@@ -118,6 +125,7 @@ class FollowerReplicas(Part):
         topics = await cluster.topics()
         racks = await cluster.broker_racks()
         self._known_brokers = replica_plans.known_brokers(racks, topics)
+        self._elsewhere = self._led_elsewhere(topics)
         wishes = self._wishes(topics, len(self._known_brokers))
         lacking = {
             name: wish.factor for name, wish in wishes.items() if replica_plans.fewest(topics[name]) < wish.factor
@@ -151,6 +159,14 @@ class FollowerReplicas(Part):
         self._placed = {name: _placed(topics[name]) for name in wishes}
         self._forget(topics)
         await self._follow_in_sync_min(topics, wishes)
+
+    def _led_elsewhere(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
+        followed = (topics[name] for name in self._context.control.state.follower_topics if name in topics)
+        return {
+            str(uuid.UUID(bytes=info.topic_id)): len(info.partitions)
+            for info in followed
+            if not any(self._context.fronts(partition.leader) for partition in info.partitions)
+        }
 
     def _forget(self, topics: Collection[str]) -> None:
         """Forget topics that are no more."""

@@ -260,7 +260,10 @@ class PlanAttachAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PlanAttach(Question[PlanAttachAnswer]):
-    """The source asks what attaching a pair of namespaces would do at the follower. Nothing changes."""
+    """The source asks what attaching a pair of namespaces would do at the follower.
+
+    Nothing changes, but with ``hold``.
+    """
 
     METHOD = "plan_attach"
 
@@ -274,6 +277,8 @@ class PlanAttach(Question[PlanAttachAnswer]):
     recovers: bool | None = field(default=None, metadata=LEFT_OUT)
     """See :class:`Attach`."""
     shared_until: tuple[SharedUntil, ...] | None = field(default=None, metadata=LEFT_OUT)
+    hold: bool | None = field(default=None, metadata=LEFT_OUT)
+    """Have clients write no more to what is recovered, before its logs are looked at."""
     topics: tuple[LedTopic, ...] = field(kw_only=True)
 
 
@@ -325,6 +330,33 @@ class AttachedPairs(Question[AttachedPairsAnswer]):
     """A cluster asks what the link has attached at the other one."""
 
     METHOD = "attached_pairs"
+
+
+class NamespaceAt(NamedTuple):
+    """A namespace of a cluster, as that one calls it."""
+
+    cluster_id: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComesFromAnswer:
+    path: tuple[NamespaceAt, ...]
+    """What is followed there, and what that follows, up to the origin; empty where it does not come from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComesFrom(Question[ComesFromAnswer]):
+    """A follower asks whether what the other cluster leads comes from a namespace, its own most likely."""
+
+    METHOD = "comes_from"
+
+    type: ResourceType
+    prefix: str
+    """As the asked cluster has it."""
+    origin: NamespaceAt
+    hops: int
+    """So many clusters are asked at most, this one included."""
 
 
 @dataclass(frozen=True, slots=True)

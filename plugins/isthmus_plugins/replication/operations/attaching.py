@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from isthmus_control.commands import AlterMapping, AttachNamespace, DetachNamespace
+from isthmus_control.commands import AlterMapping, AlterNamespace, AttachNamespace, DetachNamespace
 from isthmus_control.grants import not_granted, parse_grant
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import (
@@ -22,6 +22,7 @@ from isthmus_control.model import (
     FollowerTopic,
     Link,
     LinkMode,
+    NamespaceKey,
     NamespaceMapping,
     OnSourceDelete,
     OnSourceLoss,
@@ -47,6 +48,7 @@ from isthmus_plugins.replication.comparison.digests import UNKNOWN_TOPIC
 from isthmus_plugins.replication.comparison.shared_logs import SharedLogs
 from isthmus_plugins.replication.follower import replica_plans
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.own_transactions import OwnTransactions, Scope
 from isthmus_plugins.replication.follower.setting_plans import note_refused
 from isthmus_plugins.replication.follower.topic_plans import Refusal
 from isthmus_plugins.replication.follower.topics import CommittedByAll, FollowerTopics
@@ -60,6 +62,7 @@ from isthmus_plugins.replication.link.features import COUNTERPARTS, SOURCE_DELET
 from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
+from isthmus_plugins.replication.operations.rings import Rings
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -67,6 +70,8 @@ TAKEN_UP_S: Final = 5.0
 """A second is usual; proxies that were killed, and whose leases are waited for, are not waited for longer."""
 CUT_CHARS: Final = 12
 """Of what an operator types to have topics cut."""
+OPEN_S: Final = 3.0
+"""How long transactions whose clients are refused are waited for to end by themselves."""
 
 
 class Attaching:
@@ -83,6 +88,8 @@ class Attaching:
         group_follower: GroupFollower,
         left_out: LeftOutNames,
         consents: Consents,
+        own_transactions: OwnTransactions,
+        rings: Rings,
     ) -> None:
         self._context = context
         self._commands = commands
@@ -93,25 +100,30 @@ class Attaching:
         self._group_follower = group_follower
         self._left_out = left_out
         self._consents = consents
+        self._own_transactions = own_transactions
+        self._rings = rings
         self._shared_logs = SharedLogs(context)
         self._offered = Counter[tuple[str, str]]()
         """Namespaces of topics that are being attached to be led here, with their links."""
 
-    async def attach(self, link_name: str, request: links.Attach, *, recovers: bool = False) -> AttachResult:
+    async def attach(
+        self, link_name: str, request: links.Attach, *, recovers: bool = False, holds: bool = False
+    ) -> AttachResult:
         """Attach a pair of namespaces at both ends; the follower decides first. What is not granted waits.
 
-        ``recovers``: the follower's end led it until the other one was failed over.
+        ``recovers``: the follower's end led it until the other one was failed over. ``holds``: that end takes no more
+        writes, before anything is looked at.
         """
         offered = link_name, request.local
         leads = ResourceType(request.type) is ResourceType.TOPIC and Role(request.role) is Role.LEADER
         self._offered[offered] += leads
         try:
-            return await self._attach(link_name, request, recovers)
+            return await self._attach(link_name, request, recovers, holds)
         finally:
             self._offered[offered] -= leads
             self._offered = +self._offered
 
-    async def _attach(self, link_name: str, request: links.Attach, recovers: bool) -> AttachResult:
+    async def _attach(self, link_name: str, request: links.Attach, recovers: bool, holds: bool) -> AttachResult:
         link = self._commands.link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
         lacking = await self._consents.ask(link_name, request.model_copy(update={"dry_run": True}))
@@ -155,6 +167,7 @@ class Attaching:
                 request.disable_transaction_verification,
                 recovers or None,
                 tuple(calls.SharedUntil(*each) for each in said) or None,
+                holds or None,
                 topics=topics,
             )
             answer = await self._commands.call(link_name, question)
@@ -162,6 +175,8 @@ class Attaching:
             groups = [GroupPlan.model_validate(asdict(plan)) for plan in answer.groups]
             verification = TransactionVerificationPlan.model_validate(asdict(answer.transaction_verification))
         else:
+            if holds:
+                await self._hold(here)
             led = kind is ResourceType.TOPIC
             asked = calls.LedTopics(request.remote, request.dry_run or None)
             topics = (await self._commands.call(link_name, asked)).topics if led else ()
@@ -220,8 +235,7 @@ class Attaching:
             )
         here = request.command(link.name)
         there = ResourceType.PRINCIPAL, request.remote, request.local, role.other
-        self._commands.would_append(here)
-        await check_access(self._context, role)
+        await self._checked(here)
         await self._commands.call(link.name, calls.CheckAcls(*there))
         if not request.dry_run:
             await self._attach_both(link, here, calls.Attach(*there))
@@ -240,8 +254,13 @@ class Attaching:
         return calls.Done()
 
     async def _checked(self, body: AttachNamespace) -> None:
-        self._commands.would_append(body)
+        await self._check(body)
         await check_access(self._context, body.role)
+
+    async def _check(self, body: AttachNamespace) -> None:
+        """Raise OperationError for what this end cannot attach."""
+        after = self._commands.would_append(body)
+        await self._rings.check(after.links[body.link], body.mapping())
 
     async def _attach_both(self, link: Link, here: AttachNamespace, there: calls.Attach) -> None:
         """Attach at the follower's end, then at the leader's; if that fails, at neither.
@@ -308,6 +327,8 @@ class Attaching:
     async def on_plan_attach(self, connection: LinkConnection, question: calls.PlanAttach) -> calls.PlanAttachAnswer:
         self._consents.check(connection.link_name, question)
         asked = _asked(connection, question)
+        if question.hold and asked.recovers:
+            await self._commands.for_peer(self._hold(asked))
         plans, verification = await self._commands.for_peer(
             self._plan(asked, question.topics, question.truncate_target, connection, question.shared_until or ())
         )
@@ -319,6 +340,21 @@ class Attaching:
             tuple(calls.PlannedGroup(**plan.model_dump()) for plan in groups),
             calls.PlannedVerification(**verification.model_dump()),
         )
+
+    async def _hold(self, body: AttachNamespace) -> None:
+        """Reserve topics that were led here and are to follow: what clients write meanwhile would be cut unseen."""
+        self._commands.would_append(body)
+        state = self._context.control.state
+        key = NamespaceKey(body.type, body.local_prefix)
+        namespace, link = state.namespaces.get(key), state.links[body.link]
+        mapping = link.mapping(*key)
+        if key.type is not ResourceType.TOPIC or mapping is None or namespace is None or namespace.reserved:
+            return
+        reason = f"is being recovered over link {body.link!r}: cluster {link.remote_cluster_id} leads it"
+        await self._commands.append(AlterNamespace(*key, reserved=True, reason=reason))
+        await self._commands.enforced()
+        scope = Scope.of(body.link, mapping)
+        await self._commands.asked(self._own_transactions.end_by_themselves([scope], OPEN_S))
 
     async def _plan(
         self,
@@ -332,7 +368,7 @@ class Attaching:
 
         ``peer``: a proxy of the source. ``shared``: what an operator says is, by topic and partition.
         """
-        self._commands.would_append(body)
+        await self._check(body)
         return await self._planned(body.link, body.mapping(), led, truncate, peer, shared)
 
     async def plan_to_follow(

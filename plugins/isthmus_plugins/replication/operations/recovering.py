@@ -3,12 +3,16 @@
 Either cluster may be asked. What it comes to says what both have attached: the old source leads pairs that nobody
 follows any more. Each is attached the other way round in one command of its log, so it is reserved before it stops to
 lead, and a command that was killed is given again: a pair of which one end is attached already is completed.
+
+Clients may still write at the old source. So it takes no more writes from before its logs are looked at for the last
+time; where they are not as they were then, nothing is cut, and the operator looks again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from isthmus_control.model import Link, LinkMode, NamespaceKey, ResourceType, Role
 from isthmus_control.states import ReasonCode
@@ -26,6 +30,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
 """Committed offsets are compared with the topics that they are about."""
+SHOWN: Final = 3
+"""Topics in the words of a refusal."""
 
 
 class Recovering:
@@ -68,7 +74,11 @@ class Recovering:
         if not request.dry_run:
             for plan in plans:
                 _check(plan)
-            plans = [await self._attach(link_name, *each) for each in zip(asked, plans, strict=True)]
+            held = [await self._attaching.attach(link_name, each, recovers=True, holds=True) for each in asked]
+            for plan in held:
+                _check(plan)
+            _check_same(plans, held)
+            plans = [await self._attach(link_name, *each) for each in zip(asked, held, strict=True)]
         return RecoverReport(link_name=link_name, dry_run=request.dry_run, namespaces=plans)
 
     def _check_written(self, pair: AttachedPair, reserved: Sequence[calls.NamespaceName]) -> None:
@@ -144,3 +154,20 @@ def _check(plan: AttachResult) -> None:
     verification = plan.transaction_verification
     if verification is not None and verification.action == "refuse":
         raise OperationError(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, verification.message or "", 409)
+
+
+def _check_same(seen: Sequence[AttachResult], held: Sequence[AttachResult]) -> None:
+    """Refuse where the old source got something since it was looked at first. Raises OperationError."""
+    before = {plan.topic: plan.cut for result in seen for plan in result.topics}
+    late = sorted(
+        plan.topic for result in held for plan in result.topics if plan.cut and before.get(plan.topic) != plan.cut
+    )
+    if late:
+        more = f" and {len(late) - SHOWN} more topics" if len(late) > SHOWN else ""
+        raise OperationError(
+            ReasonCode.ENDS_CHANGED,
+            f"clients still wrote to {', '.join(late[:SHOWN])}{more} at the old source, which takes no writes from now "
+            "on (isthmus namespace alter PREFIX --no-reserved there has it take them again): nothing is cut. See what "
+            "it holds alone now with --dry-run, and give the command again",
+            409,
+        )

@@ -52,6 +52,7 @@ from isthmus_plugins.replication.operations.moving_clients import MovingClients
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.recovering import Recovering
+from isthmus_plugins.replication.operations.rings import Rings
 from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.taking_over import TakingOver
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
@@ -102,6 +103,7 @@ class LinkService(Part):
         self._verification = verification
         self._commands = commands = LinkCommands(context, peers)
         self.consents = Consents(context, commands, peers, self.attach)
+        self._rings = Rings(context, peers)
         self.attaching = Attaching(
             context,
             commands,
@@ -112,6 +114,8 @@ class LinkService(Part):
             group_follower,
             left_out,
             self.consents,
+            own_transactions,
+            self._rings,
         )
         self._recovering = Recovering(context, commands, self.attaching)
         self.offsets_topics = OffsetsTopics(
@@ -169,6 +173,7 @@ class LinkService(Part):
             self.consents.waiting,
             self._handing_over.statuses,
             self._moving_clients.statuses,
+            self._rings.found,
         )
         self._acknowledging = Acknowledging(context, commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
@@ -187,11 +192,13 @@ class LinkService(Part):
         self._promotions.start()
         self._handing_over.start()
         self._moving_clients.start()
+        self._rings.start()
         self._kept_settings.start()
         self.consents.start()
 
     async def stop(self) -> None:
         await self.consents.stop()
+        await self._rings.stop()
         await self._moving_clients.stop()
         await self._handing_over.stop()
         await self._promotions.stop()
@@ -227,6 +234,7 @@ class LinkService(Part):
             calls.AbandonReversal.by(self._taking_over.on_abandon),
             calls.HandedOver.by(self._handing_over.on_handed_over),
             calls.MoveClients.by(self._moving_clients.on_move_clients),
+            calls.ComesFrom.by(self._rings.on_comes_from),
             calls.TopicSettings.by(self.on_topic_settings),
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),

@@ -368,8 +368,13 @@ class BackgroundVerification(Part):
             await self._record(found[begin : begin + RECORDED_AT_ONCE])
 
     async def _record(self, found: Sequence[tuple[FollowerStream, _Known, Proof]]) -> None:
+        """What cannot be recorded now is found again the next time."""
         entries = [PartitionProof(each.topic, each.topic_id, each.partition, proof) for each, _, proof in found]
-        outcome = await self._context.control.append(RecordProofs(tuple(entries)))
+        try:
+            outcome = await self._context.control.append(RecordProofs(tuple(entries)))
+        except BrokerUnavailable as error:
+            log.warning("proofs of equality not recorded", extra={"detail": str(error)})
+            return
         if isinstance(outcome, Rejected):
             log.warning("proofs of equality not recorded", extra={"detail": outcome.message})
             return

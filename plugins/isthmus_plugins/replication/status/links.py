@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from isthmus_control.model import FollowerTopic, Link, LinkMode, ResourceType, Role, TopicState
+from isthmus_control.model import FollowerTopic, Link, LinkMode, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import ClientMoveStatus, LinkStatus, PartitionStatus, ReversalStatus, WaitingMapping
 from isthmus_plugins.process import PluginContext
@@ -77,9 +78,11 @@ class LinkStatuses:
         waiting: Callable[[Link], list[WaitingMapping]],
         reversals: Callable[[str], list[ReversalStatus]],
         client_moves: Callable[[str], list[ClientMoveStatus]],
+        ring: Callable[[str, NamespaceMapping], str | None],
     ) -> None:
         """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet.
-        ``reversals``: those of a link that are under way. ``client_moves``: whose clients are told, of a link."""
+        ``reversals``: those of a link that are under way. ``client_moves``: whose clients are told, of a link.
+        ``ring``: what is wrong with a pair of a link that follows itself."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -102,6 +105,7 @@ class LinkStatuses:
         self._waiting = waiting
         self._reversals = reversals
         self._client_moves = client_moves
+        self._ring = ring
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -115,12 +119,15 @@ class LinkStatuses:
         note_followed(state_here, link, leases, self._clock, partitions, self._follower_topics.is_new)
         note_proofs(state_here, self._background_verification, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
-        holds_new, hindered = self._holds_new(link), self._hindered()
-        state = link_state(link, connected, partitions, holds_new)
+        all_else, hindered = partial(self._all_else_is_in_sync, link), self._hindered()
+        state = link_state(link, connected, partitions, all_else)
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
             why = Hindered(ReasonCode.CONTROL_RECORD_UNKNOWN, stopped)
+        rings = {each.local: ring for each in link.mappings if (ring := self._ring(link.name, each)) is not None}
+        if rings and why == Hindered():
+            why = Hindered(ReasonCode.FOLLOWS_ITSELF, next(iter(rings.values())))
         least, waiting = least_protected(self._peers.connections(link.name)), self._waiting(link)
         warned = self._warned(link.name, Hindered(why.code or hindered.code, why.message or hindered.message))
         if waiting and warned == Hindered():
@@ -129,8 +136,8 @@ class LinkStatuses:
             warned = Hindered(ReasonCode.NOT_ENCRYPTED, features.in_the_clear(least.peer.get("proxy")))
         if warned == Hindered() and (found := differing(partitions)) is not None:
             warned = Hindered(*found)
-        if hindered.code is not None and state is LinkState.FOLLOWING:
-            state = LinkState.CATCHING_UP  # nobody may be looking at what is new
+        if (hindered.code is not None or rings) and state is LinkState.FOLLOWING:
+            state = LinkState.CATCHING_UP  # nobody may be looking at what is new, or nobody leads it
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -149,7 +156,7 @@ class LinkStatuses:
             encryption=None if least is None else least.protection.value,
             secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
-            mappings=mapping_statuses(link, connected, partitions, groups, acls, holds_new),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls, all_else, rings),
             waiting=waiting,
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
@@ -173,18 +180,30 @@ class LinkStatuses:
             source_losses_left_off=self._told_losses.left_off(link.name),
         )
 
-    def _holds_new(self, link: Link) -> bool:
-        """Whether acks of topics to come wait for the other side: then a synchronous link without any is In-Sync.
+    def _all_else_is_in_sync(self, link: Link, mapping: NamespaceMapping) -> bool:
+        """Whether a pair of a synchronous link is In-Sync where this proxy has no partition of it.
 
-        Not where topics follow that this proxy has no stream of.
+        Of what follows, other proxies have all then, and all was In-Sync: what became of that since, they show. Where
+        there is no topic, acks of those to come have to wait for the other side.
         """
-        if link.pairs(Role.LEADER, ResourceType.TOPIC):
+        if mapping.role is Role.LEADER:
             return self._leader_end.holds_from_first(link.name, None)
         topics = self._follower_topics
-        follows = any(
-            record.state is TopicState.FOLLOWING and not topics.is_new(record.topic) for record in self._followed(link)
+        followed = [
+            record
+            for record in self._followed(link)
+            if record.state is TopicState.FOLLOWING and not topics.is_new(record.topic) and mapping.holds(record.topic)
+        ]
+        return all(map(self._was_in_sync_elsewhere, followed)) if followed else topics.holds_new(link.name)
+
+    def _was_in_sync_elsewhere(self, record: FollowerTopic) -> bool:
+        """Whether a topic that follows was In-Sync as a whole, and this proxy fronts no leader of it."""
+        topic_id = record.topic_id or ""
+        sync_record = partial(self._context.control.state.sync_record, record.link, record.topic, topic_id)
+        partitions = self._replicas.elsewhere(topic_id)
+        return partitions is not None and all(
+            (known := sync_record(partition)) is not None and known.reached for partition in range(partitions)
         )
-        return not follows and topics.holds_new(link.name)
 
     def _hindered(self) -> Hindered:
         """What keeps this proxy from its work on links now, if anything."""

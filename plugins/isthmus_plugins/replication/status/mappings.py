@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType
-from isthmus_control.states import WAITING, LinkState, PartitionState, combine
+from isthmus_control.model import Link, LinkMode, NamespaceKey, NamespaceMapping, ResourceType
+from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import AclStatus, GroupStatus, MappingStatus, PartitionStatus, SyncStatus
 
 
@@ -28,11 +29,13 @@ def mapping_statuses(
     partitions: Sequence[PartitionStatus],
     groups: Sequence[GroupStatus],
     acls: Sequence[AclStatus],
-    holds_new: bool = False,
+    all_else_is_in_sync: Callable[[NamespaceMapping], bool] = lambda mapping: False,
+    rings: Mapping[NamespaceKey, str] = MappingProxyType({}),
 ) -> list[MappingStatus]:
     """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link.
 
-    ``holds_new``: acks of topics to come wait for the other side, so that a pair without any is In-Sync.
+    ``all_else_is_in_sync``: whether a pair of topics is In-Sync of which this proxy has none. ``rings``: what is wrong
+    with namespaces that follow themselves.
     """
     found = []
     for mapping in link.mappings:
@@ -42,7 +45,10 @@ def mapping_statuses(
             mode, parts = _groups(mapping, groups)
         else:
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
-        state = combine(mode, connected, (part.state for part in parts), holds_new)
+        if (ring := rings.get(mapping.local)) is not None:
+            parts.insert(0, _Part(PartitionState.STOPPED, ReasonCode.FOLLOWS_ITSELF, ring))
+        all_else = not parts and mapping.type is ResourceType.TOPIC and all_else_is_in_sync(mapping)
+        state = combine(mode, connected, (part.state for part in parts), all_else)
         why = _why(state, parts)
         reason, message = (None, None) if why is None else (why.reason, why.message)
         found.append(MappingStatus.of(mapping, state, reason, message))

@@ -16,6 +16,7 @@ from isthmus_control.model import (
     GroupClaim,
     Link,
     LinkMode,
+    NamespaceMapping,
     ResourceType,
     Role,
     SyncState,
@@ -225,13 +226,20 @@ def _moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus], holds_new: bool) -> LinkState:
+def link_state(
+    link: Link,
+    connected: bool,
+    partitions: Iterable[PartitionStatus],
+    all_else_is_in_sync: Callable[[NamespaceMapping], bool],
+) -> LinkState:
     """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part.
 
-    ``holds_new``: acks of topics to come wait for the other side.
+    ``all_else_is_in_sync``: whether a pair of topics is of which this proxy has no partition; asked where it has none
+    of the link.
     """
-    counted = partitions
+    counted, all_else = list(partitions), False
     if link.mode is LinkMode.SYNCHRONOUS:
-        known = list(partitions)
-        counted = [each for role in Role for each in _of_namespaces(link, role, known)]
-    return combine(link.mode, connected, (PartitionState(each.state) for each in counted), holds_new)
+        counted = [each for role in Role for each in _of_namespaces(link, role, counted)]
+        pairs = [each for each in link.mappings if each.type is ResourceType.TOPIC]
+        all_else = not counted and bool(pairs) and all(map(all_else_is_in_sync, pairs))
+    return combine(link.mode, connected, (PartitionState(each.state) for each in counted), all_else)

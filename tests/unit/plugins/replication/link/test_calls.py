@@ -139,6 +139,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         ],
     ),
     (
+        calls.PlanAttach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, recovers=True, hold=True, topics=()),
+        '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":false,'
+        '"disable_transaction_verification":false,"recovers":true,"hold":true,"topics":[]}',
+        [],
+    ),
+    (
         calls.Attach(ResourceType.TOPIC, "r-", "l-", Role.FOLLOWER, True, False, (TOPIC_ID,)),
         '{"type":"topic","local":"r-","remote":"l-","role":"follower","truncate_target":true,'
         f'"disable_transaction_verification":false,"truncate_topic_ids":["{TOPIC_ID}"]}}',
@@ -260,6 +266,17 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         calls.MoveClients("l-", "r-", 60_000),
         '{"prefix":"l-","to":"r-","for_ms":60000}',
         [(calls.Done(), "{}")],
+    ),
+    (
+        calls.ComesFrom(ResourceType.TOPIC, "l-", calls.NamespaceAt("B", "r-"), 8),
+        '{"type":"topic","prefix":"l-","origin":["B","r-"],"hops":8}',
+        [
+            (
+                calls.ComesFromAnswer((calls.NamespaceAt("C", "c-"), calls.NamespaceAt("B", "r-"))),
+                '{"path":[["C","c-"],["B","r-"]]}',
+            ),
+            (calls.ComesFromAnswer(()), '{"path":[]}'),
+        ],
     ),
     (
         calls.HandedOver(TOPIC_ID),

@@ -205,6 +205,20 @@ def test_a_proxy_that_gets_a_partition_goes_on_where_it_was() -> None:
     on_a_link(work)
 
 
+def test_what_the_control_log_does_not_take_is_recorded_later(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(two: Two) -> None:
+        source, _ = await copied(two)
+        two.controls["B"].trouble = 2.0  # no record gets there
+        await equal(two, source.end)
+        await slowly("tried", lambda: "proofs of equality not recorded" in caplog.messages, 120)
+        assert recorded(two) is None
+        assert "task failed" not in caplog.messages
+        two.controls["B"].trouble = 0.0
+        await slowly("recorded", lambda: recorded(two) is not None, 120)
+
+    on_a_link(work)
+
+
 def test_it_is_compared_as_often_as_is_set_or_not_at_all() -> None:
     async def work(two: Two) -> None:
         await verify_every(two, "off")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -107,3 +108,40 @@ def test_what_was_pushed_over_a_connection_that_is_gone_follows_no_more() -> Non
         stream.connection = connection
 
     on_two(work)
+
+
+def test_a_proxy_that_fronts_nothing_of_a_synchronous_link_says_in_sync_once_all_was() -> None:
+    async def work(two: Two) -> None:
+        two.b.context.fronted_brokers = frozenset({1})
+        await two.b.stop()
+        await two.b.start()
+        other = Proxy(two.clusters["B"], two.controls["B"], "b2", frozenset({2}))
+        await other.start()
+        try:
+            await attached(two)
+            await two.until("connected", lambda: other.status().state == "Following")
+            await made(two, "l-t", b"x")
+            await two.until("copied", lambda: end_at_b(two) == 1)
+            await two.until("follows", lambda: two.a.status().state == "Following")
+            await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+            seen = list[str]()
+            while seen[-1:] != ["In-Sync"]:
+                status = other.status()
+                assert not status.partitions
+                assert [each.state for each in status.mappings] == [status.state]
+                if seen[-1:] != [status.state]:
+                    seen.append(status.state)
+                await asyncio.sleep(0.1)
+            assert seen[-2:] == ["Syncing", "In-Sync"]
+            topic_id = str(uuid.UUID(bytes=two.clusters["B"].found["r-t"].topic_id))
+            record = two.controls["B"].state.sync_record("a-to-b", "r-t", topic_id, 0)
+            assert record is not None
+            assert record.reached
+
+            # It is to have something of it, and does not know of it yet.
+            two.clusters["B"].partition("r-t").leader = 2
+            await two.until("its own", lambda: other.status().state == "Syncing")
+        finally:
+            await other.stop()
+
+    on_two(work, 120)
