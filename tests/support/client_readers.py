@@ -6,18 +6,18 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import Consumer
 
 from support import kafka_python_reads
+from support.client_threads import ClientProcess, ClientThread
 from support.java_steps import spawn
-from support.step_processes import STEPS_END_S, end
+from support.step_processes import STEPS_END_S
 
 COMMIT_MS: Final = 200
 """How often they commit by themselves."""
@@ -56,7 +56,7 @@ def reader(
     own = [sys.executable, "-P", kafka_python_reads.__file__, topic, json.dumps(python)]  # support.kafka is not kafka
     made: dict[str, Callable[[], AbstractContextManager[Reader]]] = {
         "java": lambda: ReadingProcess(
-            spawn(version, "ConsumerStream.java", (topic,), java | {"metadata.max.age.ms": str(metadata_age_ms)})
+            spawn(version, "ConsumerStream", (topic,), java | {"metadata.max.age.ms": str(metadata_age_ms)})
         ),
         "librdkafka": lambda: Librdkafka(topic, java | {"topic.metadata.refresh.interval.ms": str(metadata_age_ms)}),
         "aiokafka": lambda: Aiokafka(topic, python),
@@ -67,20 +67,19 @@ def reader(
     return made[kind]()
 
 
-class Librdkafka:
+class Librdkafka(ClientThread):
     """A consumer of librdkafka."""
 
     def __init__(self, topic: str, settings: dict[str, str]) -> None:
+        super().__init__()
         self._topic = topic
         self._consumer = Consumer(settings)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._read)
         self.read: list[bytes] = []
         self.failed: list[str] = []
 
-    def _read(self) -> None:
+    def _run(self) -> None:
         self._consumer.subscribe([self._topic])
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             message = self._consumer.poll(0.1)
             if message is None:
                 continue
@@ -90,30 +89,24 @@ class Librdkafka:
                 self.read.append(message.value() or b"")
         self._consumer.close()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-
-class Aiokafka:
-    """The same of aiokafka, on a loop in a thread of its own."""
+class Aiokafka(ClientThread):
+    """The same of aiokafka, on a loop of its own."""
 
     def __init__(self, topic: str, settings: dict[str, Any]) -> None:
+        super().__init__()
         self._topic = topic
         self._settings = settings
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._read()))
         self.read: list[bytes] = []
         self.failed: list[str] = []
+
+    def _run(self) -> None:
+        asyncio.run(self._read())
 
     async def _read(self) -> None:
         consumer = AIOKafkaConsumer(self._topic, **self._settings)
         await consumer.start()
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             found = await self._noted(consumer.getmany(timeout_ms=100))
             for records in (found or {}).values():
                 self.read += [record.value or b"" for record in records]
@@ -128,44 +121,17 @@ class Aiokafka:
             await asyncio.sleep(RETRY_S)
             return None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-
-class ReadingProcess:
-    """A process that prints a line for each: ``read VALUE``, or ``failed`` and the error. It ends when its input does.
-
-    Of Java, or of kafka-python.
-    """
+class ReadingProcess(ClientProcess):
+    """The same of Java, or of kafka-python: ``read VALUE``, or ``failed`` and the error."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._thread = threading.Thread(target=self._note)
+        super().__init__(process, STEPS_END_S)
         self.read: list[bytes] = []
         self.failed: list[str] = []
 
-    def _note(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            became, _, what = line.rstrip().partition(" ")
-            if became == "read":
-                self.read.append(what.encode())
-            else:
-                self.failed.append(what)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("end\n")
-        end(self._process, STEPS_END_S)
-        self._thread.join()
-        self._process.stdout.close()
+    def _note(self, word: str, rest: str) -> None:
+        if word == "read":
+            self.read.append(rest.encode())
+        else:
+            self.failed.append(rest)
