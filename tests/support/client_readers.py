@@ -27,21 +27,30 @@ RETRY_S: Final = 0.05
 class Reader(Protocol):
     """What each of them knows. It reads within its block, from the beginning, and commits by itself."""
 
-    read: list[bytes]
-    """Values, in order."""
+    read: list[tuple[int, bytes]]
+    """Offset and value, in the order in which they were read."""
     failed: list[str]
     """What was raised where it reads; it goes on."""
 
 
 def reader(
-    kind: str, version: str, topic: str, group: str, bootstrap: str, *, metadata_age_ms: int = 300_000
+    kind: str,
+    version: str,
+    topic: str,
+    group: str,
+    bootstrap: str,
+    *,
+    protocol: str = "classic",
+    metadata_age_ms: int = 300_000,
 ) -> AbstractContextManager[Reader]:
     """A consumer of that kind (``client_writers.KINDS``); of Java, of a Kafka version.
 
+    ``protocol``: of its group, in Java and librdkafka ("consumer": KIP-848).
     ``metadata_age_ms``: how old what it knows of its cluster may be before it asks again.
     """
     java = {
         "group.id": group,
+        "group.protocol": protocol,
         "bootstrap.servers": bootstrap,
         "auto.offset.reset": "earliest",
         "auto.commit.interval.ms": str(COMMIT_MS),
@@ -74,7 +83,7 @@ class Librdkafka(ClientThread):
         super().__init__()
         self._topic = topic
         self._consumer = Consumer(settings)
-        self.read: list[bytes] = []
+        self.read: list[tuple[int, bytes]] = []
         self.failed: list[str] = []
 
     def _run(self) -> None:
@@ -86,7 +95,7 @@ class Librdkafka(ClientThread):
             if (error := message.error()) is not None:
                 self.failed.append(str(error))
             else:
-                self.read.append(message.value() or b"")
+                self.read.append((message.offset() or 0, message.value() or b""))
         self._consumer.close()
 
 
@@ -97,7 +106,7 @@ class Aiokafka(ClientThread):
         super().__init__()
         self._topic = topic
         self._settings = settings
-        self.read: list[bytes] = []
+        self.read: list[tuple[int, bytes]] = []
         self.failed: list[str] = []
 
     def _run(self) -> None:
@@ -109,7 +118,7 @@ class Aiokafka(ClientThread):
         while not self.ended.is_set():
             found = await self._noted(consumer.getmany(timeout_ms=100))
             for records in (found or {}).values():
-                self.read += [record.value or b"" for record in records]
+                self.read += [(record.offset, record.value or b"") for record in records]
         await self._noted(consumer.stop())
 
     async def _noted(self, what: Coroutine[Any, Any, Any]) -> Any:
@@ -123,15 +132,16 @@ class Aiokafka(ClientThread):
 
 
 class ReadingProcess(ClientProcess):
-    """The same of Java, or of kafka-python: ``read VALUE``, or ``failed`` and the error."""
+    """The same of Java, or of kafka-python: ``read OFFSET VALUE``, or ``failed`` and the error."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         super().__init__(process, STEPS_END_S)
-        self.read: list[bytes] = []
+        self.read: list[tuple[int, bytes]] = []
         self.failed: list[str] = []
 
     def _note(self, word: str, rest: str) -> None:
         if word == "read":
-            self.read.append(rest.encode())
+            offset, _, value = rest.partition(" ")
+            self.read.append((int(offset), value.encode()))
         else:
             self.failed.append(rest)

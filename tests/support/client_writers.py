@@ -75,10 +75,6 @@ class Librdkafka(ClientThread):
         self.failed: list[str] = []
 
     def _run(self) -> None:
-        self._write()
-        self._producer.flush(FLUSHED_WITHIN_S)
-
-    def _write(self) -> None:
         number = 0
         while not self.ended.is_set():
             value = str(number).encode()
@@ -96,6 +92,10 @@ class Librdkafka(ClientThread):
             self.acked[value] = message.offset() or 0
         else:
             self.failed.append(f"{value.decode()} {error}")
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)
+        self._producer.flush(FLUSHED_WITHIN_S)
 
 
 class Aiokafka(ClientThread):
