@@ -3,7 +3,8 @@
 Before the command their bootstrap servers' name begins to lead to the other cluster. Those that know what they are told
 move by themselves; the others stay where they are, and are made anew. Each kind of client writes with and without
 idempotence and in transactions, and reads as the member of a group that moves, too. What was acked is counted at the
-cluster that leads: nothing is lost by a reversal, and what a failover loses is what the old source alone took after it.
+cluster that leads: nothing is lost by a reversal, and what a failover loses is what the old source alone has. Whatever
+is there is read, by either.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Final
 
 import httpx
 import pytest
@@ -97,7 +99,8 @@ def test_clients_go_on_at_the_cluster_that_leads(link: Linked, client: Client, h
 
         name.target = _address(link.b)
         _have_b_lead(link, link_name, how, prefix, group, "--move-clients", MOVE_FOR[client.moves])
-        led_from, began = {each: link.b.end(each) for each in (idempotent, plain)}, time.monotonic()
+        began = time.monotonic()
+        led_from = {each: _led_from(link.b, each) for each in (idempotent, plain)}
         if client.moves:
             until("it writes at B", lambda: link.b.end(plain) > led_from[plain] + MORE, interval_s=0.2)
             wrote_s = time.monotonic() - began
@@ -116,9 +119,57 @@ def test_clients_go_on_at_the_cluster_that_leads(link: Linked, client: Client, h
         again = stack.enter_context(steps(client.kind, client.version, name.address, f"{prefix}app"))
         assert again.ask("init") == "done"
         assert committed_by(again, transactions, "after") == ["done"] * 3
-        _count_reads(link.b, plain, how, before.reader, after.reader)
-    _count(link, how, before, after, [idempotent, plain])
+        _count_reads(link.b, plain, how, led_from[plain], before.reader, after.reader)
+    for topic, end in led_from.items():
+        writers = [each.writers[topic] for each in dict.fromkeys((before, after))]
+        _count(link, topic, how, end, writers)
     assert [each.value for each in link.b.read_decided(transactions)] == [b"before", b"after"]
+
+
+ENDS: Final = {"java": "GroupIdNotFoundException", "librdkafka": "group id does not exist"}
+"""What a consumer of KIP-848 says where its group is not known as one of that protocol yet, by its kind."""
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("kind", ENDS)
+def test_clients_that_wait_go_on_at_what_is_promoted(link: Linked, kind: str, protocol: str) -> None:
+    """Its writers write nothing for so long, and stay connected, as their readers do. Those of KIP-848 end there."""
+    if not runs_here(kind, DEFAULT_VERSION):
+        pytest.skip("Java comes without a compiler here")
+    link_name, prefix, group = unique("promoted"), unique("waits-") + "-", unique("readers")
+    topic, chosen, at_a = prefix + "t", (kind, DEFAULT_VERSION), _address(link.a)
+    age = {"metadata_age_ms": METADATA_AGE_MS}
+    _lead(link, link_name, prefix, group, [topic])
+    with Relay(at_a) as writes_by, Relay(at_a) as reads_by, ExitStack() as stack:
+
+        def reads() -> Reader:
+            return stack.enter_context(reader(*chosen, topic, group, reads_by.address, protocol=protocol, **age))
+
+        write = stack.enter_context(steps(*chosen, writes_by.address, None, **age)).ask
+        before = after = reads()
+        assert [write(f"send {topic} {number}") for number in range(3)] == ["done"] * 3
+        until("B has the group where it is", lambda: offsets(link.b, group).get((topic, 0)) == 3)
+        known = writes_by.accepted, reads_by.accepted
+        writes_by.target = reads_by.target = _address(link.b)
+        named = ("--local", prefix, "--local-group", group)
+        link.b.proxy.cli("link", "promote", link_name, *named, "--move-clients", MOVE_FOR[True])
+        began = time.monotonic()
+        until("the writer has asked its bootstrap servers", lambda: writes_by.accepted > known[0])
+        assert [write(f"send {topic} {number}") for number in range(3, 6)] == ["done"] * 3
+        until("so has the reader", lambda: reads_by.accepted > known[1])
+        if protocol == "consumer":
+            until("it ends", lambda: any(ENDS[kind] in each for each in before.failed))
+            after = reads()
+        until("the group reads there", lambda: offsets(link.b, group)[topic, 0] == 6)
+        print(f"read within {time.monotonic() - began:.1f} s; {before.failed[:1]}")
+    expected = [(number, b"%d" % number) for number in range(6)]
+    assert [(each.offset, each.value) for each in link.b.read(topic)] == expected
+    assert link.a.end(topic) == 3, "what it had when it led"
+    read = [*before.read, *([] if after is before else after.read)]
+    print(f"read again: {len(read) - 6}")
+    assert sorted(set(read)) == expected
+    assert not after.failed
 
 
 def _made_anew(
@@ -187,34 +238,40 @@ def _told(side: Side, prefix: str) -> int:
     return int(float(found[0].removeprefix(wanted))) if found else 0
 
 
-def _count_reads(side: Side, topic: str, how: str, before: Reader, after: Reader) -> None:
-    """Compare what was read with what is there."""
-    there = side.read(topic)
-    until("its end is read", lambda: there[-1].value in after.read)
-    read = {*before.read, *after.read}
-    unread = [each.offset for each in there if each.value not in read]
-    again = len(before.read) - len(set(before.read))
-    print(f"{how}: {len(before.read)} read, {again} of them again; not read: {unread[:1]} to {unread[-1:]}")
+def _led_from(side: Side, topic: str) -> int:
+    """Where what a topic has of the other cluster ends, and so where the side that leads it began to."""
+    (partition,) = side.proxy.get(f"/v1/topics/{topic}")["partitions"]
+    return int(partition["provenance"][-1]["end_offset"])
+
+
+def _count_reads(side: Side, topic: str, how: str, led_from: int, before: Reader, after: Reader) -> None:
+    """See that all is read that is there, and what is read besides."""
+    there = [(each.offset, each.value or b"") for each in side.read(topic)]
+    until("its end is read", lambda: there[-1] in after.read)
+    read = [*before.read, *([] if after is before else after.read)]
+    unread, elsewhere = set(there) - set(read), set(before.read) - set(there)
+    print(f"{how}: {len(there)} to read; {len(read) - len(set(read))} read again, {len(elsewhere)} that are not there")
     print(f"it raised {before.failed[:3]}")
-    if how == "reverse":
-        assert not unread
+    assert not unread, f"not read: {min(unread)} to {max(unread)}"
+    # By who stays, that is what was written since, or what A alone has.
+    assert all(offset >= (led_from if how == "failover" else len(there)) for offset, _ in elsewhere)
 
 
-def _count(link: Linked, how: str, before: Application, after: Application, topics: list[str]) -> None:
+def _count(link: Linked, topic: str, how: str, led_from: int, writers: list[Writer]) -> None:
     """Compare what was acked with what is at B, once all have ended."""
-    for topic in topics:
-        writers = [before.writers[topic], *([after.writers[topic]] if after is not before else [])]
-        acked = Counter(value for each in writers for value in each.acked)
-        failed = Counter(line.partition(" ")[0].encode() for each in writers for line in each.failed)
-        found = Counter(each.value or b"" for each in link.b.read(topic))
-        lost, twice = acked - found, found - acked - failed
-        print(f"{topic}: {acked.total()} acked, {failed.total()} failed, {lost.total()} lost, {twice.total()} twice")
-        if how == "reverse":
-            assert not lost
-        else:  # what A had not sent yet, and what it took after B led
-            assert lost.keys() <= {each.value for each in link.a.read(topic)}
-        if topic.endswith("idempotent"):
-            assert not twice
+    acked = Counter(value for each in writers for value in each.acked)
+    failed = Counter(line.partition(" ")[0].encode() for each in writers for line in each.failed)
+    found = Counter(each.value or b"" for each in link.b.read(topic))
+    lost, twice = acked - found, found - acked - failed
+    print(f"{topic}: {acked.total()} acked, {failed.total()} failed, {lost.total()} lost, {twice.total()} twice")
+    if how == "failover":  # what A had not sent yet, and what it took after B led
+        of_a_alone = {each.offset: each.value for each in link.a.read(topic, direct=True) if each.offset >= led_from}
+        acked_there = [value for each in writers for value, at in each.acked.items() if of_a_alone.get(at) == value]
+        assert lost.keys() <= set(acked_there)
+    else:
+        assert not lost
+    if topic.endswith("idempotent"):
+        assert not twice
 
 
 def _address(side: Side) -> tuple[str, int]:

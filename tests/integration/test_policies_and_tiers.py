@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.java_steps import broker_classes, java_compiles
+from support.java_steps import compiled, java_compiles
 from support.kafka import Clusters
 from support.links import Linked, linked, until
 from support.raw_log import log_start
@@ -23,10 +23,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the compiled classes of brokers."""
     if not java_compiles(DEFAULT_VERSION):
         pytest.skip("classes of brokers need a JDK")
-    directory = tmp_path_factory.mktemp("classes")
-    for program in ("HouseRules.java", "FileTier.java"):
-        broker_classes(DEFAULT_VERSION, program, directory)
-    return directory
+    return compiled(DEFAULT_VERSION, tmp_path_factory.mktemp("classes"), "HouseRules", "FileTier")
 
 
 @pytest.fixture

@@ -6,18 +6,18 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import Consumer
 
 from support import kafka_python_reads
+from support.client_threads import ClientProcess, ClientThread
 from support.java_steps import spawn
-from support.step_processes import STEPS_END_S, end
+from support.step_processes import STEPS_END_S
 
 COMMIT_MS: Final = 200
 """How often they commit by themselves."""
@@ -27,21 +27,30 @@ RETRY_S: Final = 0.05
 class Reader(Protocol):
     """What each of them knows. It reads within its block, from the beginning, and commits by itself."""
 
-    read: list[bytes]
-    """Values, in order."""
+    read: list[tuple[int, bytes]]
+    """Offset and value, in the order in which they were read."""
     failed: list[str]
     """What was raised where it reads; it goes on."""
 
 
 def reader(
-    kind: str, version: str, topic: str, group: str, bootstrap: str, *, metadata_age_ms: int = 300_000
+    kind: str,
+    version: str,
+    topic: str,
+    group: str,
+    bootstrap: str,
+    *,
+    protocol: str = "classic",
+    metadata_age_ms: int = 300_000,
 ) -> AbstractContextManager[Reader]:
     """A consumer of that kind (``client_writers.KINDS``); of Java, of a Kafka version.
 
+    ``protocol``: of its group, in Java and librdkafka ("consumer": KIP-848).
     ``metadata_age_ms``: how old what it knows of its cluster may be before it asks again.
     """
     java = {
         "group.id": group,
+        "group.protocol": protocol,
         "bootstrap.servers": bootstrap,
         "auto.offset.reset": "earliest",
         "auto.commit.interval.ms": str(COMMIT_MS),
@@ -56,7 +65,7 @@ def reader(
     own = [sys.executable, "-P", kafka_python_reads.__file__, topic, json.dumps(python)]  # support.kafka is not kafka
     made: dict[str, Callable[[], AbstractContextManager[Reader]]] = {
         "java": lambda: ReadingProcess(
-            spawn(version, "ConsumerStream.java", (topic,), java | {"metadata.max.age.ms": str(metadata_age_ms)})
+            spawn(version, "ConsumerStream", (topic,), java | {"metadata.max.age.ms": str(metadata_age_ms)})
         ),
         "librdkafka": lambda: Librdkafka(topic, java | {"topic.metadata.refresh.interval.ms": str(metadata_age_ms)}),
         "aiokafka": lambda: Aiokafka(topic, python),
@@ -67,56 +76,49 @@ def reader(
     return made[kind]()
 
 
-class Librdkafka:
+class Librdkafka(ClientThread):
     """A consumer of librdkafka."""
 
     def __init__(self, topic: str, settings: dict[str, str]) -> None:
+        super().__init__()
         self._topic = topic
         self._consumer = Consumer(settings)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self.read: list[bytes] = []
+        self.read: list[tuple[int, bytes]] = []
         self.failed: list[str] = []
 
-    def _read(self) -> None:
+    def _run(self) -> None:
         self._consumer.subscribe([self._topic])
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             message = self._consumer.poll(0.1)
             if message is None:
                 continue
             if (error := message.error()) is not None:
                 self.failed.append(str(error))
             else:
-                self.read.append(message.value() or b"")
+                self.read.append((message.offset() or 0, message.value() or b""))
         self._consumer.close()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-
-class Aiokafka:
-    """The same of aiokafka, on a loop in a thread of its own."""
+class Aiokafka(ClientThread):
+    """The same of aiokafka, on a loop of its own."""
 
     def __init__(self, topic: str, settings: dict[str, Any]) -> None:
+        super().__init__()
         self._topic = topic
         self._settings = settings
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._read()))
-        self.read: list[bytes] = []
+        self.read: list[tuple[int, bytes]] = []
         self.failed: list[str] = []
+
+    def _run(self) -> None:
+        asyncio.run(self._read())
 
     async def _read(self) -> None:
         consumer = AIOKafkaConsumer(self._topic, **self._settings)
         await consumer.start()
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             found = await self._noted(consumer.getmany(timeout_ms=100))
             for records in (found or {}).values():
-                self.read += [record.value or b"" for record in records]
+                self.read += [(record.offset, record.value or b"") for record in records]
         await self._noted(consumer.stop())
 
     async def _noted(self, what: Coroutine[Any, Any, Any]) -> Any:
@@ -128,44 +130,18 @@ class Aiokafka:
             await asyncio.sleep(RETRY_S)
             return None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-
-class ReadingProcess:
-    """A process that prints a line for each: ``read VALUE``, or ``failed`` and the error. It ends when its input does.
-
-    Of Java, or of kafka-python.
-    """
+class ReadingProcess(ClientProcess):
+    """The same of Java, or of kafka-python: ``read OFFSET VALUE``, or ``failed`` and the error."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._thread = threading.Thread(target=self._note)
-        self.read: list[bytes] = []
+        super().__init__(process, STEPS_END_S)
+        self.read: list[tuple[int, bytes]] = []
         self.failed: list[str] = []
 
-    def _note(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            became, _, what = line.rstrip().partition(" ")
-            if became == "read":
-                self.read.append(what.encode())
-            else:
-                self.failed.append(what)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("end\n")
-        end(self._process, STEPS_END_S)
-        self._thread.join()
-        self._process.stdout.close()
+    def _note(self, word: str, rest: str) -> None:
+        if word == "read":
+            offset, _, value = rest.partition(" ")
+            self.read.append((int(offset), value.encode()))
+        else:
+            self.failed.append(rest)

@@ -83,11 +83,11 @@ class AiokafkaSteps:
 
     async def _step(self, step: str, *words: str) -> None:
         async with asyncio.timeout(60):
-            if step == "init":
+            if self._producer is None:
                 self._producer = AIOKafkaProducer(**self._settings)
                 await self._producer.start()
+            if step == "init":
                 return
-            assert self._producer is not None
             if step == "send":
                 topic, value = words
                 await self._producer.send_and_wait(topic, value.encode(), partition=0)
@@ -114,15 +114,19 @@ class KafkaPythonSteps(StepProcess):
 
 
 def steps(
-    kind: str, version: str, bootstrap: str, transactional_id: str, *, metadata_age_ms: int = 300_000
+    kind: str, version: str, bootstrap: str, transactional_id: str | None, *, metadata_age_ms: int = 300_000
 ) -> AbstractContextManager[Steps]:
     """A producer of that kind (``client_writers.KINDS``), all else as it is by default; of Java, of a Kafka version.
 
+    ``transactional_id`` None: it knows ``send`` alone, of which librdkafka's says ``done`` in any case.
     ``metadata_age_ms``: how old what it knows of its cluster may be before it asks again.
     """
-    java = {"transactional.id": transactional_id, "metadata.max.age.ms": str(metadata_age_ms)}
-    python = {"transactional_id": transactional_id, "metadata_max_age_ms": metadata_age_ms}
-    librdkafka = {"transactional.id": transactional_id, "topic.metadata.refresh.interval.ms": metadata_age_ms}
+    java = {"metadata.max.age.ms": str(metadata_age_ms)}
+    python: dict[str, Any] = {"metadata_max_age_ms": metadata_age_ms}
+    librdkafka: dict[str, Any] = {"topic.metadata.refresh.interval.ms": metadata_age_ms}
+    if transactional_id is not None:
+        java["transactional.id"] = librdkafka["transactional.id"] = transactional_id
+        python["transactional_id"] = transactional_id
     made: dict[str, Callable[[], AbstractContextManager[Steps]]] = {
         "java": lambda: TransactionSteps(version, bootstrap_servers=bootstrap, **java),
         "librdkafka": lambda: LibrdkafkaSteps(bootstrap, librdkafka),

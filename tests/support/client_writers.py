@@ -6,18 +6,21 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from support import kafka_python_writes
-from support.java_steps import ProducerStream, java_compiles
+from support.client_threads import ClientProcess, ClientThread
+from support.java_steps import java_compiles, spawn
 
 KINDS: Final = ("java", "librdkafka", "aiokafka", "kafka-python")
+FLUSHED_WITHIN_S: Final = 30.0
+ENDS_S: Final = 150.0
+"""A process may have to wait for acks."""
 
 
 class Writer(Protocol):
@@ -41,32 +44,39 @@ def writer(
 
     ``metadata_age_ms``: how old what it knows of its cluster may be before it asks again.
     """
-    java = {"enable.idempotence": str(idempotent).lower(), "metadata.max.age.ms": str(metadata_age_ms)}
+    java = {
+        "bootstrap.servers": bootstrap,
+        "enable.idempotence": str(idempotent).lower(),
+        "metadata.max.age.ms": str(metadata_age_ms),
+    }
     python = {"enable_idempotence": idempotent, "metadata_max_age_ms": metadata_age_ms}
     librdkafka = {"enable.idempotence": idempotent, "topic.metadata.refresh.interval.ms": metadata_age_ms}
+    told = [topic, json.dumps({"bootstrap_servers": bootstrap, **python})]
+    own = [sys.executable, "-P", kafka_python_writes.__file__, *told]  # support.kafka is not kafka
     made: dict[str, Callable[[], AbstractContextManager[Writer]]] = {
-        "java": lambda: ProducerStream(version, topic, bootstrap_servers=bootstrap, **java),
+        "java": lambda: WritingProcess(spawn(version, "ProducerStream", (topic,), java)),
         "librdkafka": lambda: Librdkafka(topic, bootstrap, librdkafka),
         "aiokafka": lambda: Aiokafka(topic, bootstrap, python),
-        "kafka-python": lambda: KafkaPython(topic, bootstrap, python),
+        "kafka-python": lambda: WritingProcess(
+            subprocess.Popen(own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        ),
     }
     return made[kind]()
 
 
-class Librdkafka:
+class Librdkafka(ClientThread):
     """A producer of librdkafka."""
 
     def __init__(self, topic: str, bootstrap: str, settings: dict[str, Any]) -> None:
+        super().__init__()
         self._topic = topic
         self._producer = Producer({"bootstrap.servers": bootstrap, **settings})
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._write)
         self.acked: dict[bytes, int] = {}
         self.failed: list[str] = []
 
-    def _write(self) -> None:
+    def _run(self) -> None:
         number = 0
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             value = str(number).encode()
             try:
                 self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
@@ -83,26 +93,23 @@ class Librdkafka:
         else:
             self.failed.append(f"{value.decode()} {error}")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-        self._producer.flush(30)
+        super().__exit__(*exc_info)
+        self._producer.flush(FLUSHED_WITHIN_S)
 
 
-class Aiokafka:
-    """The same of aiokafka, on a loop in a thread of its own."""
+class Aiokafka(ClientThread):
+    """The same of aiokafka, on a loop of its own."""
 
     def __init__(self, topic: str, bootstrap: str, settings: dict[str, Any]) -> None:
+        super().__init__()
         self._topic = topic
         self._settings = {"bootstrap_servers": bootstrap, **settings}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._write()))
         self.acked: dict[bytes, int] = {}
         self.failed: list[str] = []
+
+    def _run(self) -> None:
+        asyncio.run(self._write())
 
     async def _write(self) -> None:
         async with (
@@ -110,7 +117,7 @@ class Aiokafka:
             asyncio.TaskGroup() as sending,
         ):
             number = 0
-            while not self._ended.is_set():
+            while not self.ended.is_set():
                 value = str(number).encode()
                 sent = await producer.send(self._topic, value, partition=0)
                 sending.create_task(self._noted(value, sent))
@@ -123,42 +130,18 @@ class Aiokafka:
         except Exception as error:
             self.failed.append(f"{value.decode()} {error!r}")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
+class WritingProcess(ClientProcess):
+    """The same of Java, or of kafka-python: ``acked VALUE OFFSET``, or ``failed``, the value and the error."""
 
-
-class KafkaPython:
-    """The same of kafka-python, in a process of its own."""
-
-    def __init__(self, topic: str, bootstrap: str, settings: dict[str, Any]) -> None:
-        told = [topic, json.dumps({"bootstrap_servers": bootstrap, **settings})]
-        command = [sys.executable, "-P", kafka_python_writes.__file__, *told]  # support.kafka is not kafka
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._thread = threading.Thread(target=self._read)
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__(process, ENDS_S)
         self.acked: dict[bytes, int] = {}
         self.failed: list[str] = []
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            became, value, what = line.rstrip().split(" ", 2)
-            if became == "acked":
-                self.acked[value.encode()] = int(what)
-            else:
-                self.failed.append(f"{value} {what}")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._thread.join(60)
-        with self._process:
-            pass
+    def _note(self, word: str, rest: str) -> None:
+        value, _, offset = rest.partition(" ")
+        if word == "acked":
+            self.acked[value.encode()] = int(offset)
+        else:
+            self.failed.append(rest)

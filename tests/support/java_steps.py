@@ -4,42 +4,53 @@ classes that brokers load.
 
 from __future__ import annotations
 
+import atexit
 import subprocess
-import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from isthmus_bench.kafka.archive import prepare
-from support.step_processes import StepProcess, end
+from support.step_processes import StepProcess
 
 _PROGRAMS: Final = Path(__file__).parent / "java"
-STREAM_ENDS_S: Final = 150.0
-"""Its producer may have to wait for acks."""
+_CLIENTS: Final = ("ConsumerStream", "ProducerStream", "TransactionSteps")
 
 
 def java_compiles(version: str) -> bool:
-    """Whether Java here runs programs from their source; one that comes without its compiler does not."""
+    """Whether programs can be compiled here; some Java comes without its compiler."""
     return prepare(version).java.compiles
 
 
-def broker_classes(version: str, program: str, directory: Path) -> Path:
-    """Compile classes that brokers of a version load, into ``directory``, which ClusterSpec's ``classes`` may name."""
+def compiled(version: str, directory: Path, *programs: str) -> Path:
+    """Compile programs of ``support/java`` on the classes of a Kafka version, into ``directory``.
+
+    ClusterSpec's ``classes`` may name it, where brokers are to load them.
+    """
     distribution = prepare(version)
     compiler = distribution.java.executable.resolve().with_name("javac")
-    arguments = [compiler, "-d", directory, _PROGRAMS / program]
+    arguments = [compiler, "-d", directory, *(_PROGRAMS / f"{program}.java" for program in programs)]
     subprocess.run(list(map(str, arguments)), env=distribution.environment(), check=True, timeout=120)
     return directory
 
 
+@cache
+def _clients(version: str) -> Path:
+    """Clients' classes, once for all that start: to compile takes Java longer than all else that a start does."""
+    directory = TemporaryDirectory(prefix="isthmus-clients-")
+    atexit.register(directory.cleanup)
+    return compiled(version, Path(directory.name), *_CLIENTS)
+
+
 def spawn(version: str, program: str, arguments: Sequence[str], settings: dict[str, str]) -> subprocess.Popen[str]:
-    """Start a program of ``support/java``, on the classes of a Kafka version. ``settings`` may have _ for dots."""
+    """Start a client of ``support/java``, on the classes of a Kafka version. ``settings`` may have _ for dots."""
     distribution = prepare(version)
     chosen = [f"{name.replace('_', '.')}={value}" for name, value in settings.items()]
     return subprocess.Popen(
-        distribution.command(str(_PROGRAMS / program), [*arguments, *chosen]),
-        env=distribution.environment(),
+        distribution.command(program, [*arguments, *chosen]),
+        env=distribution.environment((_clients(version),)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -54,39 +65,4 @@ class TransactionSteps(StepProcess):
     """
 
     def __init__(self, version: str, **settings: str) -> None:
-        super().__init__(spawn(version, "TransactionSteps.java", (), settings))
-
-
-class ProducerStream:
-    """An idempotent producer of a Kafka version that writes to partition 0, until it is left. Settings as above."""
-
-    def __init__(self, version: str, topic: str, **settings: str) -> None:
-        self._process = spawn(version, "ProducerStream.java", (topic,), settings)
-        self._reader = threading.Thread(target=self._read)
-        self.acked: dict[bytes, int] = {}
-        """Offset by value."""
-        self.failed: list[str] = []
-        """Value and exception."""
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            value, _, result = line.strip().partition(" ")
-            if result.isdigit():
-                self.acked[value.encode()] = int(result)
-            else:
-                self.failed.append(line.strip())
-
-    def __enter__(self) -> Self:
-        self._reader.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("end\n")
-        end(self._process, STREAM_ENDS_S)
-        self._reader.join()
-        self._process.stdout.close()
+        super().__init__(spawn(version, "TransactionSteps", (), settings))

@@ -1,4 +1,4 @@
-"""A member of a group, of kafka-python, that prints the values that it reads until its standard input ends.
+"""A member of a group, of kafka-python, that prints the offsets and values that it reads until its input ends.
 
 ``python -P kafka_python_reads.py TOPIC SETTINGS``, which are JSON: a process of its own, since connections that fail
 leave sockets.
@@ -29,7 +29,7 @@ def main(topic: str, settings: str) -> None:
             continue
         for records in found.values():
             for record in records:
-                print("read", record.value.decode())
+                print("read", record.offset, record.value.decode())
         sys.stdout.flush()
     consumer.close()
 

@@ -4,13 +4,18 @@ A consumer that is told to move (``replication.client_views.client_moves``) leav
 Metadata. Java's keeps its connection to the group's coordinator all the same, and would read at the cluster that leads
 now and commit at this one. So a commit of topics whose clients are told is answered NOT_COORDINATOR now and then. Who
 has moved finds the coordinator there, and joins the group there; who has not finds the one here again, and commits.
+
+A consumer that names topics by their ids (KIP-848) names them by those of the other cluster once it has moved. Java's
+keeps this connection even when it has found the coordinator there, which has the same id. So while clients of any
+topics are told, a commit of ids that are unknown here closes its connection. It is no other one's loss: where this
+cluster has such a topic, and this proxy has not heard of it yet, the commit is sent again.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from isthmus_plugins.api import Request
+from isthmus_plugins.api import Close, Request
 from isthmus_plugins.aside import on_loop
 from isthmus_plugins.move_times import MoveTimes
 from isthmus_plugins.process import PluginContext
@@ -34,13 +39,19 @@ class Coordinators:
         self._told: dict[int, float] = {}
         """When connections were told last, by their sessions, the longest ago first."""
 
-    def elsewhere(self, request: Request) -> bool:
-        """Whether a commit is to be answered so, which is noted. While nobody moves, this costs a look."""
-        if not self._moves or request.now - self._told.get(request.client.session_id, -AGAIN_S) < AGAIN_S:
+    def elsewhere(self, request: Request) -> Close | bool:
+        """Whether a commit is to be answered so, which is noted, or its connection closed. While nobody moves, this
+        costs a look.
+        """
+        if not self._moves or not self._moves.any_here(request.now):
             return False
         head, payload = decode_request(request.frame)
         names = {topic_of(self._context, part) for part in parts_of(head, payload)}
-        if not names or any(name is None or self._moves.here(name, request.now) is None for name in names):
+        if not names or any(self._moves.here(name, request.now) is None for name in names if name is not None):
+            return False
+        if None in names:
+            return Close("it commits in topics of another cluster, while clients are told to move there")
+        if request.now - self._told.get(request.client.session_id, -AGAIN_S) < AGAIN_S:
             return False
         on_loop(self._note, request.client.session_id, request.now)
         return True

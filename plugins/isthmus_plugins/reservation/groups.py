@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from isthmus_control.lookup import Counterpart, Lookup, Reservation
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType
-from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.api import Close, Hold, Request, RequestHook, Verdict
 from isthmus_plugins.aside import as_asked
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -117,8 +117,9 @@ class GroupReservations:
             return _refused_internal(request)
         if request.now > self._context.lease_deadline:
             return self._without_lease(request)
-        if request.api_key == ApiKey.OFFSET_COMMIT and self._coordinators.elsewhere(request):
-            return self._told(request, Telling(_GROUP, _group_of(request), NOT_COORDINATOR, ELSEWHERE))
+        if request.api_key == ApiKey.OFFSET_COMMIT and (elsewhere := self._coordinators.elsewhere(request)):
+            telling = Telling(_GROUP, _group_of(request), NOT_COORDINATOR, ELSEWHERE)
+            return elsewhere if isinstance(elsewhere, Close) else self._told(request, telling)
         if not self._lookup.reserves(_GROUP):
             return None
         group = _group_of(request)

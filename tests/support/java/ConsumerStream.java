@@ -6,7 +6,10 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
-/** Reads the topic that is its first argument, as a member of a group, until its standard input ends: prints values. */
+/**
+ * Reads the topic that is its first argument, as a member of a group, until its standard input ends. It prints
+ * {@code read OFFSET VALUE}, and {@code failed} with what was raised.
+ */
 public class ConsumerStream {
     public static void main(String[] arguments) throws Exception {
         Properties properties = new Properties();
@@ -20,10 +23,11 @@ public class ConsumerStream {
             while (System.in.available() == 0) {
                 try {
                     for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(100))) {
-                        System.out.println("read " + record.value());
+                        System.out.println("read " + record.offset() + " " + record.value());
                     }
                 } catch (KafkaException error) {
                     System.out.println("failed " + error.toString().replace('\n', ' '));
+                    Thread.sleep(50);
                 }
             }
         }

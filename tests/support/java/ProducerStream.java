@@ -6,7 +6,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
  * Sends the values 0, 1, 2 ... to partition 0 of the topic that is its first argument, until its standard input ends.
- * For each it prints its offset, or the exception.
+ * For each it prints {@code acked VALUE OFFSET}, or {@code failed}, the value and the exception.
  */
 public class ProducerStream {
     public static void main(String[] arguments) throws Exception {
@@ -20,8 +20,10 @@ public class ProducerStream {
             for (int number = 0; System.in.available() == 0; number++) {
                 String value = Integer.toString(number);
                 producer.send(new ProducerRecord<>(arguments[0], 0, null, value), (sent, error) -> {
-                    String result = error == null ? Long.toString(sent.offset()) : error.toString();
-                    System.out.println(value + " " + result.replace('\n', ' '));
+                    String became = error == null
+                            ? "acked " + value + " " + sent.offset()
+                            : "failed " + value + " " + error.toString().replace('\n', ' ');
+                    System.out.println(became);
                 });
                 Thread.sleep(3);
             }

@@ -6,6 +6,12 @@ reads the rest. It stands in Metadata from v13 on; older versions are left as th
 
 Who is told: ``told_clients``. The broker is asked first, with the client's rights: who may describe none of the topics
 is told nothing of them.
+
+Java's client knows its connections by the ids of brokers, which both clusters may have. A consumer that was told goes
+on reading where it did until it has heard from the other cluster: it connects here again meanwhile, and then takes that
+connection for one to the other cluster's broker of the same id. It would be a member of its group there by then, read
+here, and commit there how far it has come here. What it asks for first is the topic by its id at the other cluster:
+then the connection is closed, and the client opens the one that it means.
 """
 
 from __future__ import annotations
@@ -38,6 +44,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 FIRST_VERSION: Final = 13
 """Of Metadata, in which an answer has an error of its own."""
+FETCHED_BY_ID_SINCE: Final = 13
+"""The first version of Fetch that names topics by id."""
 CLIENT_ID_CHARS_MAX: Final = 100
 """Of a client id, which may have thousands, so many tell clients apart."""
 
@@ -56,8 +64,10 @@ class ClientMoves(Part):
         self._told = Rarely(_say_told)
 
     def hooks(self) -> Sequence[RequestHook]:
-        versions = (FIRST_VERSION, 0x7FFF)
-        return [RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, versions=versions, pure=True)]
+        return [
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True, versions=(FIRST_VERSION, 0x7FFF), pure=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True, versions=(FETCHED_BY_ID_SINCE, 0x7FFF), pure=True),
+        ]
 
     def control_changed(self, state: ControlState) -> None:
         self._times.control_changed(state)
@@ -92,6 +102,19 @@ class ClientMoves(Part):
         """The connection is gone."""
         self._clients.closed(client.session_id)
 
+    # ---- Fetch ----
+
+    def on_fetch(self, request: Request) -> Verdict:
+        """Close a connection that its client takes for one to the other cluster: it asks for a topic of that."""
+        if not self._times or not self._times.any_here(request.now):
+            return None
+        if not self._clients.was_told(request.client.session_id, _client_id(request), request.now):
+            return None
+        ids = peeks.topics(ApiKey.FETCH, request.version, "request", request.frame)
+        if all(each is None or self._context.known_topic_name(each) is not None for each in ids):
+            return None
+        return Close("its client was told to move, and asks for a topic of another cluster")
+
     # ---- Metadata ----
 
     def on_metadata(self, request: Request) -> Verdict:
@@ -110,8 +133,7 @@ class ClientMoves(Part):
         now = self._clock.monotonic()
         if not self._times.any_here(now) or any(self._times.here(name, now) is None for name in named):
             return None
-        client_id = (parse_request_head(request.frame).client_id or "")[:CLIENT_ID_CHARS_MAX]
-        looks = partial(self._answered, session_id, client_id, named[0], request.version)
+        looks = partial(self._answered, session_id, _client_id(request), named[0], request.version)
         return Replace(request.frame, answered_on_loop(looks))
 
     def _name(self, name: bytes | None, topic_id: bytes | None) -> str | None:
@@ -144,10 +166,14 @@ class ClientMoves(Part):
         time = self._times.here(topic, now)
         if moved is None or time is None or not self._may_be_told(session_id, client_id):
             return frame  # it may have been told while a large answer was read
-        self._clients.told(session_id, client_id, now)
+        self._clients.told(session_id, client_id, time.begun, now)
         self._count[time.move.key] += 1
         self._told.one(f"{time.move.prefix}, over link {time.move.link}, the last {client_id}")
         return moved
+
+
+def _client_id(request: Request) -> str:
+    return (parse_request_head(request.frame).client_id or "")[:CLIENT_ID_CHARS_MAX]
 
 
 def _moved(version: int, frame: bytes) -> bytes | None:

@@ -5,7 +5,8 @@ that asked for topics of moved namespaces and for no other one, as far as this c
 told every :data:`AGAIN_S`, since a client may be in the middle of something that has it pass over the first time.
 Who is told closes its connections and opens others, here again while its name leads here still. So of connections that
 were opened since then each client is told at that rate, by its host and its client id. That is no loop that costs
-anything, and it goes on until the name leads elsewhere.
+anything, and it goes on until the name leads elsewhere. What it was told over older connections does not count: a
+consumer may have opened one here before it has heard from the other cluster (see ``client_moves``), and ask over that.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ class ToldClients:
 
     def __init__(self) -> None:
         self._connections: dict[int, _Connection] = {}
-        self._told: dict[tuple[str, str], float] = {}
-        """When clients were told last, the longest ago first."""
+        self._told: dict[tuple[str, str], tuple[float, bool]] = {}
+        """When clients were told last, and whether any of it over a connection that they opened since they are; the
+        longest ago first.
+        """
 
     def opened(self, session_id: int, host: str, now: float) -> None:
         """A client has connected."""
@@ -95,20 +98,27 @@ class ToldClients:
         if connection.opened < max(known):
             return True
         self._forget(now)
-        return (connection.host, client_id) not in self._told and len(self._told) < CLIENTS_MAX
+        told = self._told.get((connection.host, client_id))
+        return len(self._told) < CLIENTS_MAX if told is None else not told[1]
 
-    def told(self, session_id: int, client_id: str, now: float) -> None:
-        """A connection is told now."""
+    def was_told(self, session_id: int, client_id: str, now: float) -> bool:
+        """Whether a connection's client was told a short time ago, over this connection or another one."""
+        connection = self._connections.get(session_id)
+        told = None if connection is None else self._told.get((connection.host, client_id))
+        return told is not None and now - told[0] < AGAIN_S
+
+    def told(self, session_id: int, client_id: str, begun: float, now: float) -> None:
+        """A connection is told now. ``begun``: since when clients of what it asked for are."""
         connection = self._connections.get(session_id)
         if connection is None:
             return
         connection.told_at = now
         client = connection.host, client_id
-        self._told.pop(client, None)
+        _, came_back = self._told.pop(client, (now, False))
         if len(self._told) < CLIENTS_MAX:
-            self._told[client] = now
+            self._told[client] = now, came_back or connection.opened >= begun
 
     def _forget(self, now: float) -> None:
         """Of clients that may be told again."""
-        while self._told and now - self._told[client := next(iter(self._told))] >= AGAIN_S:
+        while self._told and now - self._told[client := next(iter(self._told))][0] >= AGAIN_S:
             del self._told[client]

@@ -15,7 +15,7 @@ from support.reservations import EVERYTHING, Process, asked, decide, request_of,
 from isthmus_control import commands as c
 from isthmus_control.levels import REVERSALS
 from isthmus_control.model import NamespaceKey, ResourceType, Role
-from isthmus_plugins.api import NEED_MORE, Answer, Ask, Client, Gate, Hold, Request, Verdict
+from isthmus_plugins.api import NEED_MORE, Answer, Ask, Client, Close, Gate, Hold, Request, Verdict
 from isthmus_plugins.reservation import ReservationPlugin, coordinators, reversing
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import (
@@ -25,6 +25,7 @@ from isthmus_protocol.error_codes import (
     NOT_LEADER_OR_FOLLOWER,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_ID,
 )
 from isthmus_protocol.messages import decode_response
 from isthmus_protocol.schema import ApiKey
@@ -94,11 +95,14 @@ def adds_offsets(group: str) -> Request:
     return request_of(ApiKey.ADD_OFFSETS_TO_TXN, 3, values)
 
 
-def commit(group: str, *topics: str) -> Request:
+def commit(group: str, *topics: str | uuid.UUID) -> Request:
+    """Of topics by name, or all of them by id."""
     positions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
     values = {"group_id": group, "generation_id_or_member_epoch": 3, "member_id": "m"}
-    named = [{"name": each, "partitions": positions} for each in topics or ("a-t",)]
-    return request_of(ApiKey.OFFSET_COMMIT, 8, values | {"topics": named})
+    version = 10 if any(isinstance(each, uuid.UUID) for each in topics) else 8
+    field = "topic_id" if version == 10 else "name"
+    named = [{field: each, "partitions": positions} for each in topics or ("a-t",)]
+    return request_of(ApiKey.OFFSET_COMMIT, version, values | {"topics": named})
 
 
 def codes(request: Request, verdict: Verdict) -> set[int]:
@@ -268,13 +272,17 @@ def test_what_was_promoted_elsewhere_is_written_here_until_it_is_reserved() -> N
 def test_members_of_groups_look_for_the_coordinator_now_and_then(reversed_: bool) -> None:
     async def work(case: Case) -> None:
         case.process.at_ms = int(time.time() * 1000)
+        ours, theirs = (uuid.UUID(int=number, version=4) for number in (8, 9))
+        case.process.ids[ours.bytes] = case.process.known_ids[ours.bytes] = "b-t"
 
-        async def answered(session_id: int, later_s: float, *topics: str) -> set[int]:
+        async def answered(session_id: int, later_s: float, *topics: str | uuid.UUID) -> Close | set[int]:
             request = commit("g-1", *topics)
             request.client = Client(session_id, "127.0.0.1:5000", 1)
             request.now += later_s
             verdict = await settled(case.ask(request))
-            return codes(request, verdict) if isinstance(verdict, Answer) else set()
+            if isinstance(verdict, Answer):
+                return codes(request, verdict)
+            return verdict if isinstance(verdict, Close) else set()
 
         else_ = {TOPIC_AUTHORIZATION_FAILED} if reversed_ else set()
         if reversed_:
@@ -291,7 +299,12 @@ def test_members_of_groups_look_for_the_coordinator_now_and_then(reversed_: bool
         assert await answered(2, 5) == {NOT_COORDINATOR}
         assert await answered(1, 10) == {NOT_COORDINATOR}
         assert await answered(2, 11) == else_
+        assert await answered(3, 0, ours) == set(), "it is here"
+        assert not isinstance(await answered(3, 0, ours, theirs), Close), "the other one is here"
+        for later_s in (0, 1):
+            assert isinstance(await answered(3, later_s, theirs), Close), "it has moved, and knows the ids there"
         assert await answered(1, 70) == else_, "it is over"
+        assert await answered(3, 70, theirs) == ({UNKNOWN_TOPIC_ID} if reversed_ else set())
 
     run(work)
 

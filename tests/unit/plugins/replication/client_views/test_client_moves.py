@@ -14,7 +14,7 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl
 from isthmus_control.commands import AttachNamespace, CreateLink, DetachNamespace, MoveClients
 from isthmus_control.model import NamespaceKey, ResourceType, Role
 from isthmus_control.outcome import Accepted
-from isthmus_plugins.api import Client, Gate, Replace, Request, ResponseHook
+from isthmus_plugins.api import Client, Close, Gate, Replace, Request, ResponseHook
 from isthmus_plugins.replication.client_views.client_moves import ClientMoves
 from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import REBOOTSTRAP_REQUIRED, TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION
@@ -41,7 +41,7 @@ class Case:
         self.known: dict[bytes, str] = {}
         self.context.known_topic_name = self.known.get
         self.moves = ClientMoves(self.context)
-        (self.hook,) = self.moves.hooks()
+        self.hook, self.reads = self.moves.hooks()
         self.control.subscribe(self.moves.control_changed)
         self.do(CreateLink("l", str(uuid.UUID(int=1, version=4)), "B", True, ("b:1",)))
         self.do(AttachNamespace("l", *KEY, "b-", Role.LEADER, create_missing=True))
@@ -104,6 +104,14 @@ class Case:
         assert [each.name for each in answer.topics] == [str(each) for each in topics]
         return int(answer.error_code)
 
+    def read(self, session_id: int, *topics: uuid.UUID) -> bool:
+        """Whether a Fetch of these closes the connection."""
+        values = {"topics": [{"topic_id": each, "partitions": []} for each in topics], "forgotten_topics_data": []}
+        frame = encode_request(build_request(ApiKey.FETCH, 16, values), 7, "client")
+        verdict = self.reads.on_request(Request(frame, True, ApiKey.FETCH, 16, 7, self.now, self.clients[session_id]))
+        assert verdict is None or isinstance(verdict, Close)
+        return verdict is not None
+
 
 async def _seen(look: ResponseHook, answered: bytes) -> bytes | Gate:
     return look(answered)
@@ -118,16 +126,41 @@ def test_who_asks_for_what_has_moved_is_told() -> None:
     assert [(each.labels, each.value) for each in told.samples] == [({"namespace": "a-"}, 1)]
 
 
-def test_who_comes_back_is_told_again_after_a_while() -> None:
+def test_who_comes_back_is_told_again_and_then_after_a_while() -> None:
     case = Case()
     assert case.ask(1, "a-t") == REBOOTSTRAP_REQUIRED
     case.moves.closed(case.clients[1])
+    for session_id in (2, 3):
+        case.open(session_id)
+    case.open(4, "10.0.0.2")
+    assert case.ask(2, "a-t") == REBOOTSTRAP_REQUIRED
+    assert case.ask(3, "a-t") == 0
+    assert case.ask(4, "a-t") == REBOOTSTRAP_REQUIRED
+    case.now += 10
+    assert case.ask(3, "a-t") == REBOOTSTRAP_REQUIRED
+
+
+def test_a_connection_that_is_taken_for_one_to_the_other_cluster_is_closed() -> None:
+    """Java's are by a broker's id: it reads over one that it opened before it heard from there."""
+    case = Case()
+    ours, theirs = A_ID, uuid.UUID(int=8, version=4)
+    case.known[ours.bytes] = "a-t"
     case.open(2)
     case.open(3, "10.0.0.2")
-    assert case.ask(2, "a-t") == 0
-    assert case.ask(3, "a-t") == REBOOTSTRAP_REQUIRED
+    assert not case.read(2, theirs), "it was not told"
+    assert case.ask(1, "a-t") == REBOOTSTRAP_REQUIRED
+    assert not case.read(2), "it goes on in its session"
+    assert not case.read(2, ours), "it has not heard from there"
+    assert case.read(2, theirs)
+    assert case.read(2, ours, theirs)
+    assert not case.read(3, theirs), "another client"
     case.now += 10
+    assert not case.read(2, theirs), "it is told before it can read here"
     assert case.ask(2, "a-t") == REBOOTSTRAP_REQUIRED
+    assert case.read(2, theirs)
+    case.now += 60
+    assert not case.read(2, theirs), "all of it is over"
+    assert case.reads.versions[0] == 13
 
 
 def test_nobody_else_is_told() -> None:
@@ -186,7 +219,7 @@ def test_without_a_link_nothing_is_remembered() -> None:
     context: Any = FakeContext(FakeCluster(rng, [1]), control)
     moves = ClientMoves(context)
     moves.control_changed(control.state)
-    (hook,) = moves.hooks()
+    hook, _ = moves.hooks()
     frame = encode_request(build_request(ApiKey.METADATA, V, {"topics": [{"name": "a-t"}]}), 7, "client")
     assert hook.on_request(Request(frame, True, ApiKey.METADATA, V, 7, 1.0, Client(1, "h:1", 1))) is None
 

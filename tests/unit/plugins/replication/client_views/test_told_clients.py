@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -28,7 +29,7 @@ class Case:
     def tell(self, session_id: int, at: float, client_id: str = "c") -> bool:
         told = self.clients.may_be_told(session_id, client_id, begun, at)
         if told:
-            self.clients.told(session_id, client_id, at)
+            self.clients.told(session_id, client_id, BEGUN, at)
         return told
 
 
@@ -78,8 +79,9 @@ def test_who_comes_back_is_told_at_a_rate() -> None:
         if case.tell(1 + number, at):
             told.append(at)
         case.clients.closed(1 + number)
-    assert len(told) == 9
-    assert min(later - earlier for earlier, later in zip([BEGUN, *told], told, strict=False)) >= AGAIN_S
+    assert told[0] == BEGUN + 0.1, "over a connection that it may have opened before it knew where to go"
+    assert len(told) == 10
+    assert min(later - earlier for earlier, later in pairwise(told)) >= AGAIN_S
 
 
 def test_clients_that_come_back_are_told_apart() -> None:
@@ -94,6 +96,21 @@ def test_clients_that_come_back_are_told_apart() -> None:
     assert not case.tell(4, at)
     assert not case.tell(4, at + AGAIN_S - 0.1)
     assert case.tell(4, at + AGAIN_S), "it stayed"
+
+
+def test_it_is_known_for_so_long_that_a_client_was_told() -> None:
+    case = Case()
+    case.open(1, "a-t")
+    case.open(2)
+    case.open(3, host="i")
+    assert not case.clients.was_told(2, "c", BEGUN)
+    assert case.tell(1, BEGUN)
+    assert case.clients.was_told(2, "c", BEGUN), "over whichever connection"
+    assert not case.clients.was_told(2, "d", BEGUN)
+    assert not case.clients.was_told(3, "c", BEGUN)
+    assert not case.clients.was_told(4, "c", BEGUN), "nobody knows it"
+    assert case.clients.was_told(2, "c", BEGUN + AGAIN_S - 0.1)
+    assert not case.clients.was_told(2, "c", BEGUN + AGAIN_S)
 
 
 def test_who_are_too_many_to_be_told_apart_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
