@@ -32,6 +32,7 @@ from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_control.rules.proxies import LEASE_MS_MAX
 from isthmus_plugins.cluster import ClusterApi
+from isthmus_plugins.drill_report import DrillFailover, DrillReport, GroupLoss, LostByFailover, PartitionLoss
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     AbandonReversal,
@@ -421,6 +422,41 @@ class MemoryLinks:
             last_heard_seconds=12.4,
             namespaces=namespaces,
         )
+
+    async def drill_failover(
+        self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
+    ) -> DrillReport:
+        self.status(link_name)
+        self.calls.append(("drill failover", link_name, len(request.namespaces)))
+        partition = PartitionLoss(
+            topic="orders-eu", partition=0, source_end=9, confirmed=7, records=2, acked_records=0, seconds=1.5
+        )
+        unknown = PartitionLoss(
+            topic="orders-eu",
+            partition=1,
+            source_end=None,
+            confirmed=3,
+            records=None,
+            acked_records=None,
+            seconds=None,
+            message="no leader",
+        )
+        whole = bool(request.namespaces)
+        lost = LostByFailover(
+            known=whole,
+            reason=None if whole else "SOURCE_PARTITIONS_UNKNOWN",
+            message=None if whole else "not known of 1 partitions: orders-eu-1: no leader",
+            records=2,
+            acked_records=0,
+            seconds=1.5,
+            positions=4,
+            positions_seconds=0.25,
+            partitions_total=2,
+            partitions=[partition] if whole else [partition, unknown],
+            groups=[GroupLoss(group="orders-billing", positions=4, seconds=0.25)],
+        )
+        names = request.namespaces or [NamespaceRef(local="orders-")]
+        return DrillReport(link_name=link_name, asked="follower", namespaces=names, lost=lost)
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
         wanted = [(each.type, each.local) for each in request.namespaces]

@@ -598,6 +598,21 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     assert re.search(r"^orders-billing +2025-10-09T08:53:21\+00:00 +11s", printed, re.MULTILINE)
 
 
+def test_what_a_failover_would_lose_is_printed_and_what_is_unknown_fails(admin: RunningAdmin) -> None:
+    unknown = run("drill", "failover", "a-to-b", url=admin.url)
+    assert unknown.exit_code == 1
+    assert re.search(r"^known +no: not known of 1 partitions: .* \(SOURCE_PARTITIONS_UNKNOWN\)$", unknown.stdout, re.M)
+    assert re.search(r"^orders-eu +1 +- +3 +- +- +- +no leader$", unknown.stdout, re.M)
+    known = run("drill", "failover", "a-to-b", "--local", "orders-", "--local-group", "orders-", url=admin.url)
+    assert known.exit_code == 0
+    assert re.search(r"^known +of all 2 partitions, as of now$", known.stdout, re.M)
+    assert re.search(r"^records lost +2\nacked records lost +0\ntime lost +1.5s\ncommitted", known.stdout, re.M)
+    assert re.search(r"^orders-billing +4 +0.2", known.stdout, re.M)
+    report = ok(run("drill", "failover", "a-to-b", "--local", "orders-", "-o", "json", url=admin.url))
+    assert report["lost"]["partitions"][0]["records"] == 2
+    assert admin.links.calls == [("drill failover", "a-to-b", wanted) for wanted in (0, 2, 1)]
+
+
 def test_whose_clients_are_told_to_move_is_shown(admin: RunningAdmin) -> None:
     link = admin.links.links["a-to-b"]
     here = ClientMoveStatus(local="orders-", remote="far-", clients_of="local", left_seconds=61.5, told=7)

@@ -51,6 +51,8 @@ BACKGROUND_DIGESTS: Final = "background-digests"
 """It reads no more for a digest than it is asked for, and says which batch it cannot read."""
 CLIENT_MOVES: Final = "client-moves"
 """It tells its clients to look for the other cluster, where that leads what it led."""
+UNCONFIRMED: Final = "unconfirmed"
+"""It says what its follower has not confirmed, which a failover would lose."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -75,6 +77,7 @@ FEATURES: Final = (
     REVERSALS,
     BACKGROUND_DIGESTS,
     CLIENT_MOVES,
+    UNCONFIRMED,
 )
 
 

@@ -17,6 +17,7 @@ from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.drill_report import DrillFailover, DrillReport
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext
@@ -28,6 +29,7 @@ from isthmus_plugins.replication.follower.source_deletions import SourceDeletion
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
+from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.resolution import Resolution
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
@@ -44,6 +46,7 @@ from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.creation import LinkCreation
+from isthmus_plugins.replication.operations.drills import Drills
 from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.handing_over import HandingOver
 from isthmus_plugins.replication.operations.kept_settings import KeptSettings
@@ -55,6 +58,7 @@ from isthmus_plugins.replication.operations.recovering import Recovering
 from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.taking_over import TakingOver
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
+from isthmus_plugins.replication.operations.unconfirmed import Unconfirmed
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.proof.background import BackgroundVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
@@ -82,6 +86,7 @@ class LinkService(Part):
         source_deletions: SourceDeletions,
         verification: LinkVerification,
         transaction_verification: TransactionVerification,
+        group_leader: GroupLeader,
         group_follower: GroupFollower,
         group_statuses: GroupStatuses,
         acls: AclEnds,
@@ -182,6 +187,8 @@ class LinkService(Part):
             context.clock,
         )
         self._failovers = Failovers(context, self._promotions, sync_leases, peers.state, left_out)
+        self._unconfirmed = Unconfirmed(context, peers, group_leader, lambda link: self._statuses.of(link).partitions)
+        self._drills = Drills(context, self._unconfirmed, self._statuses.of)
 
     def start(self) -> None:
         self._promotions.start()
@@ -227,6 +234,7 @@ class LinkService(Part):
             calls.AbandonReversal.by(self._taking_over.on_abandon),
             calls.HandedOver.by(self._handing_over.on_handed_over),
             calls.MoveClients.by(self._moving_clients.on_move_clients),
+            calls.Unconfirmed.by(self._unconfirmed.on_asked),
             calls.TopicSettings.by(self.on_topic_settings),
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
@@ -391,6 +399,12 @@ class LinkService(Part):
         """Make follower namespaces writable without their source."""
         self._moving_clients.check(link_name, request.move_clients_seconds, without_source=True)
         return await self._failovers.fail_over(self._commands.link(link_name), request, progress)
+
+    async def drill_failover(
+        self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
+    ) -> DrillReport:
+        """Say what a failover now would lose."""
+        return await self._drills.fail_over(self._commands.link(link_name), request, progress)
 
     async def release(self, kind: ResourceType, prefix: str) -> bool:
         """Clear the reservation of a namespace that follows no more, once what links left open in it has ended."""
