@@ -8,15 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isthmus_plugins.links import NamespaceRef
 
+PARTITIONS_MAX = 1_000
+"""Of a copy, where nobody says otherwise: so many more the cluster has meanwhile."""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class DrillFailover(_Model):
-    """Which follower namespaces of one link would be failed over."""
+    """A failover of follower namespaces of one link that is tried on a copy of them."""
 
     namespaces: list[NamespaceRef] = Field(default=[], description="none: all that follow over the link")
+    partitions_max: int = Field(
+        default=PARTITIONS_MAX, ge=1, le=200_000, description="no copy is made that has more partitions than this"
+    )
+    dry_run: bool = Field(default=False, description="make no copy: say what would be lost, and how large it would be")
 
 
 class PartitionLoss(_Model):
@@ -77,10 +84,51 @@ class LostByFailover(_Model):
     """Those that lose something, or of which that is not known."""
 
 
+class CopySize(_Model):
+    """What a copy has, of what follows."""
+
+    topics: int
+    partitions: int
+    groups: int
+    not_copied: list[NamespaceRef] = []
+    """Principals: of them a failover records alone that they are this cluster's."""
+
+
+class MeasuredFailover(_Model):
+    """How long a failover of the copy took (recovery time)."""
+
+    seconds: float
+    """All of what follows: from the moment the source was heard last, where the command is given at once."""
+    leases_seconds: float
+    """Not measured, and the longest: what the source was promised runs out so long after it was heard last."""
+    look_seconds: float
+    """What is there, what is open, what acks meant."""
+    carry_out_seconds: float
+    """Recorded, detached, transactions ended, settings given back, and every proxy lets clients write."""
+    write_seconds: float
+    """Beyond that: until each partition of the copy had taken a record."""
+    positions: int
+    """Committed offsets that the copies of groups had."""
+    transactions_ended: int
+    transactions_committed: int
+    """Of these, as the source had decided."""
+    settings_refused: list[str] = []
+    """As of a failover."""
+    copy_seconds: float
+    """How long it took to make the copy, which is no part of a failover."""
+
+
 class DrillReport(_Model):
     link_name: str
+    dry_run: bool
     asked: Literal["follower", "leader"]
     """The role of the cluster that was asked."""
     namespaces: list[NamespaceRef]
     """Of the cluster that was asked."""
     lost: LostByFailover
+    copy_size: CopySize | None = None
+    """None: this cluster leads, and has no copy made."""
+    measured: MeasuredFailover | None = None
+    """None: nothing was tried."""
+    copy_deleted: bool = True
+    """False: it is being deleted; `isthmus link describe` shows it until it is gone."""

@@ -32,7 +32,15 @@ from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_control.rules.proxies import LEASE_MS_MAX
 from isthmus_plugins.cluster import ClusterApi
-from isthmus_plugins.drill_report import DrillFailover, DrillReport, GroupLoss, LostByFailover, PartitionLoss
+from isthmus_plugins.drill_report import (
+    CopySize,
+    DrillFailover,
+    DrillReport,
+    GroupLoss,
+    LostByFailover,
+    MeasuredFailover,
+    PartitionLoss,
+)
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     AbandonReversal,
@@ -427,7 +435,7 @@ class MemoryLinks:
         self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
     ) -> DrillReport:
         self.status(link_name)
-        self.calls.append(("drill failover", link_name, len(request.namespaces)))
+        self.calls.append(("drill failover", link_name, len(request.namespaces), request.partitions_max))
         partition = PartitionLoss(
             topic="orders-eu", partition=0, source_end=9, confirmed=7, records=2, acked_records=0, seconds=1.5
         )
@@ -456,7 +464,30 @@ class MemoryLinks:
             groups=[GroupLoss(group="orders-billing", positions=4, seconds=0.25)],
         )
         names = request.namespaces or [NamespaceRef(local="orders-")]
-        return DrillReport(link_name=link_name, asked="follower", namespaces=names, lost=lost)
+        measured = MeasuredFailover(
+            seconds=5.25,
+            leases_seconds=4.0,
+            look_seconds=0.25,
+            carry_out_seconds=1.0,
+            write_seconds=0.125,
+            positions=6,
+            transactions_ended=3,
+            transactions_committed=1,
+            settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+            copy_seconds=2.5,
+        )
+        return DrillReport(
+            link_name=link_name,
+            dry_run=request.dry_run,
+            asked="follower",
+            namespaces=names,
+            lost=lost,
+            copy_size=CopySize(
+                topics=1, partitions=2, groups=1, not_copied=[NamespaceRef(type="principal", local="User:")]
+            ),
+            measured=None if request.dry_run else measured,
+            copy_deleted=whole,
+        )
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
         wanted = [(each.type, each.local) for each in request.namespaces]

@@ -132,6 +132,7 @@ class LinkService(Part):
         self._left_out = left_out
         self._kept_settings = KeptSettings(context)
         self._decisions = TopicDecisions(context, follower_topics, commands.call, commands.append)
+        ends = Resolution(context, store)
         self._promotions = Promotions(
             context,
             commands.call,
@@ -139,7 +140,7 @@ class LinkService(Part):
             lambda link, mapping, ended: self.attaching.detach_here(link, mapping, ended is Ended.REVERSED, ended),
             commands.enforced,
             self._compare_groups,
-            Resolution(context, store),
+            ends,
             self.attaching.stopped_to_follow,
             self._promoted,
             left_out,
@@ -174,6 +175,7 @@ class LinkService(Part):
             self.consents.waiting,
             self._handing_over.statuses,
             self._moving_clients.statuses,
+            lambda link_name: self._drills.status(link_name),
         )
         self._acknowledging = Acknowledging(context, commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
@@ -188,17 +190,19 @@ class LinkService(Part):
         )
         self._failovers = Failovers(context, self._promotions, sync_leases, peers.state, left_out)
         self._unconfirmed = Unconfirmed(context, peers, group_leader, lambda link: self._statuses.of(link).partitions)
-        self._drills = Drills(context, self._unconfirmed, self._statuses.of)
+        self._drills = Drills(context, self._unconfirmed, self._statuses.of, self._failovers, store, ends)
 
     def start(self) -> None:
         self._promotions.start()
         self._handing_over.start()
         self._moving_clients.start()
+        self._drills.start()
         self._kept_settings.start()
         self.consents.start()
 
     async def stop(self) -> None:
         await self.consents.stop()
+        await self._drills.stop()
         await self._moving_clients.stop()
         await self._handing_over.stop()
         await self._promotions.stop()
@@ -342,8 +346,9 @@ class LinkService(Part):
     # ---- status ----
 
     def statuses(self) -> list[LinkStatus]:
-        """Every link with its partitions."""
-        return [self._statuses.of(link) for _, link in sorted(self._context.control.state.links.items())]
+        """Every link with its partitions, but those of drills, which lead nowhere."""
+        links_ = sorted(self._context.control.state.links.items())
+        return [self._statuses.of(link) for _, link in links_ if link.drill is None]
 
     def status(self, link_name: str) -> LinkStatus:
         """One link with its partitions."""
@@ -403,7 +408,7 @@ class LinkService(Part):
     async def drill_failover(
         self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
     ) -> DrillReport:
-        """Say what a failover now would lose."""
+        """Say what a failover now would lose, and how long it takes on a copy."""
         return await self._drills.fail_over(self._commands.link(link_name), request, progress)
 
     async def release(self, kind: ResourceType, prefix: str) -> bool:
