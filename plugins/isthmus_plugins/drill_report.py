@@ -98,7 +98,8 @@ class MeasuredFailover(_Model):
     """How long a failover of the copy took (recovery time)."""
 
     seconds: float
-    """All of what follows: from the moment the source was heard last, where the command is given at once."""
+    """From the moment the source was heard last until clients may write: leases, look, and carry out. That is where the
+    command is given at once, and the source's connections broke; that it only fell silent is seen after 8 s."""
     leases_seconds: float
     """Not measured, and the longest: what the source was promised runs out so long after it was heard last."""
     look_seconds: float

@@ -185,8 +185,8 @@ class Drills:
             return losses.lost(answers, *_names(pairs))
         topic, _ = _held(pairs)
         followed = [each for each in status.partitions if topic(each.topic) is not None]
-        why = status.message or "no proxy of the source answers"
-        return losses.last_known(followed, status.last_heard_seconds, f"the source is not connected: {why}")
+        why = status.message or "none of its proxies that are connected answers"
+        return losses.last_known(followed, status.last_heard_seconds, f"the source says nothing: {why}")
 
     # ---- copies that nobody uses any more ----
 
