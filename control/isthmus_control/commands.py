@@ -30,6 +30,7 @@ from isthmus_control.levels import (
     CLIENT_MOVES,
     CONCERNS,
     CONSENT,
+    DRILLS,
     FROM_FIRST,
     INFORMATIONAL,
     ORIGINS,
@@ -48,6 +49,7 @@ from isthmus_control.model import (
     AgreedCut,
     AttachRequest,
     BrokerClaim,
+    Drill,
     Grant,
     LinkMode,
     LinkSettings,
@@ -246,7 +248,7 @@ class CreateLink(Body):
     """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID).
 
     ``token``: the id of this cluster's token that the other side has shown. It is used up, and what it grants is
-    granted; without one, ``grants`` are.
+    granted; without one, ``grants`` are. ``drill``: there is no other side.
     """
 
     KIND: ClassVar[str] = "create-link"
@@ -262,6 +264,7 @@ class CreateLink(Body):
     config: Mapping[str, str] = field(default_factory=dict)
     token: str = field(default="", metadata=since(CONSENT))
     grants: tuple[Grant, ...] = field(default=(), metadata=since(CONSENT))
+    drill: Drill | None = field(default=None, metadata=since(DRILLS))
 
 
 @dataclass(frozen=True, slots=True)

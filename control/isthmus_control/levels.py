@@ -56,6 +56,8 @@ PROOFS: Final = 6
 """How far both logs were found equal, as brokers hold them, is recorded, and what was found different."""
 CLIENT_MOVES: Final = 6
 """Clients of what another cluster leads now are told to look for it, for a time."""
+DRILLS: Final = 6
+"""A failover is tried on a copy of what follows, over a link that leads nowhere."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -77,7 +79,8 @@ LEVELS: Final[Mapping[int, str]] = {
     "a cut that was agreed to is dropped where the source gets by itself what was to be cut; "
     "clients that are still at the cluster which led are told to ask their bootstrap servers again (--move-clients); "
     "what follows is compared with its source again and again, as the brokers of both clusters hold it "
-    "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded",
+    "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded; "
+    "a failover is tried on a copy of what follows (isthmus drill failover)",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

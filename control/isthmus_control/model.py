@@ -23,6 +23,7 @@ from isthmus_control.demands import Demands
 from isthmus_control.levels import (
     CLIENT_MOVES,
     CONSENT,
+    DRILLS,
     FROM_FIRST,
     ORIGINS,
     PROOFS,
@@ -44,6 +45,9 @@ INTERNAL_PREFIX = "__isthmus_"
 CONTROL_TOPIC = INTERNAL_PREFIX + "control"
 TRANSACTIONS_TOPIC = INTERNAL_PREFIX + "transactions"
 AUDIT_TOPIC = INTERNAL_PREFIX + "audit"
+
+DRILL_PREFIX = INTERNAL_PREFIX + "drill_"
+"""Copies on which a failover is tried (:class:`Drill`): topics and groups of the proxies, in namespaces of theirs."""
 
 TOPIC_NAME_CHARS_MAX = 249
 """Of a topic's name, all ASCII: brokers have no longer one, and clients may ask for any."""
@@ -91,9 +95,12 @@ class NamespaceKey(NamedTuple):
 def contains(kind: ResourceType, prefix: str, name: str) -> bool:
     """Whether the namespace with ``prefix`` holds the resource ``name``.
 
-    The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics and groups are in none.
+    The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics and groups are in none,
+    but for those of a drill, which are in the drill's namespaces alone.
     """
-    return name.startswith(prefix) and (bool(prefix) or not name.startswith("_")) and not is_internal(kind, name)
+    if not name.startswith(prefix) or not (prefix or not name.startswith("_")):
+        return False
+    return prefix.startswith(DRILL_PREFIX) or not is_internal(kind, name)
 
 
 def is_internal(kind: ResourceType, name: str) -> bool:
@@ -110,6 +117,8 @@ def is_internal_topic(name: str) -> bool:
 
 def overlap(left: str, right: str) -> bool:
     """Whether some name could be in both of these prefixes' namespaces (of one resource type)."""
+    if left.startswith(DRILL_PREFIX) != right.startswith(DRILL_PREFIX):
+        return False
     if not left or not right:
         return not (left or right).startswith("_")
     return left.startswith(right) or right.startswith(left)
@@ -413,6 +422,17 @@ class NextSecret:
 
 
 @dataclass(frozen=True, slots=True)
+class Drill:
+    """What makes a link one that leads nowhere: a copy of what follows over ``link`` follows it, to be failed over.
+
+    ``owner``: the incarnation of the proxy that tries that; when it is gone any other one deletes the copy.
+    """
+
+    link: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One side's view of a pair of clusters.
 
@@ -443,6 +463,8 @@ class Link:
     """What the other cluster may have done here."""
     waiting: tuple[AttachRequest, ...] = field(default=(), metadata=since(CONSENT))
     """What is to be attached, and waits for an operator."""
+    drill: Drill | None = field(default=None, metadata=since(DRILLS))
+    """Nobody is at its other end."""
 
     @property
     def secrets(self) -> dict[str, Sealed]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from isthmus_control.model import Reason, ResourceType
+from isthmus_plugins.drill_report import DrillFailover, DrillReport
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import (
     AbandonReversal,
@@ -111,6 +112,11 @@ class LinkOperations(Protocol):
         self, link_name: str, request: Failover, progress: Callable[[int, int], None]
     ) -> FailoverReport:
         """Make follower namespaces writable without their source."""
+
+    async def drill_failover(
+        self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
+    ) -> DrillReport:
+        """Say what failing over now would lose; what follows stays as it is."""
 
     async def release(self, kind: ResourceType, prefix: str) -> bool:
         """Clear the reservation of a namespace that follows no more, once what links left open in it has ended.

@@ -606,6 +606,18 @@ class ClientMoveStatus(_Model):
     waits_for: str | None = None
 
 
+class DrillStatus(_Model):
+    """A copy of what follows over a link, on which a failover is tried (`isthmus drill failover`)."""
+
+    copy_name: str
+    """Of the link that it follows over, which leads nowhere; its topics and groups are called so, with more behind."""
+    begun_ms: int
+    in_use: bool
+    """False: it is left over, and is being deleted."""
+    message: str | None = None
+    """Why it is not deleted yet."""
+
+
 class AnyOf(_Model):
     """An ack means that so many of these clusters have the record."""
 
@@ -901,6 +913,7 @@ class LinkStatus(_Model):
     """Prefixes of namespaces whose promotion has begun."""
     reversals: list[ReversalStatus] = []
     client_moves: list[ClientMoveStatus] = []
+    drill: DrillStatus | None = None
     acls: list[AclStatus] = []
     offsets_topics: list[OffsetsTopicStatus] = []
     partitions: list[PartitionStatus] = []

@@ -36,6 +36,7 @@ from isthmus.admin.models import (
 )
 from isthmus.admin_requests import DEFAULT_URL, AdminError, AdminRequests, NotReachable, NotUsable
 from isthmus_control.model import ResourceType
+from isthmus_plugins.drill_report import DrillFailover, DrillReport
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import (
     AlterLink,
@@ -68,6 +69,7 @@ __all__ = (
     "CreateLink",
     "CreateNamespaceRequest",
     "CreateToken",
+    "DrillFailover",
     "Failover",
     "NamespaceRef",
     "NotReachable",
@@ -205,6 +207,10 @@ class AdminClient(AdminRequests):
     def fail_over(self, name: str, wanted: Failover) -> FailoverReport:
         """Make follower namespaces writable without their source."""
         return _read(FailoverReport, self._result_of(self.post(f"{_link(name)}/failover", _body(wanted))))
+
+    def drill_failover(self, name: str, wanted: DrillFailover) -> DrillReport:
+        """Say what failing over now would lose; what follows stays as it is."""
+        return _read(DrillReport, self._result_of(self.post(f"{_link(name)}/drill/failover", _body(wanted))))
 
     def _result_of(self, operation: dict[str, Any]) -> Any:
         """What an operation comes to. Raises AdminError where it fails. An interrupted wait leaves it going on."""

@@ -304,7 +304,7 @@ def _control(state: ControlState) -> Iterator[Metric]:
     for (kind, reserved), count in sorted(counts.items()):
         namespaces.add_metric([kind, reserved], count)
     yield namespaces
-    yield _gauge("isthmus_links", "Links of the cluster", len(state.links))
+    yield _gauge("isthmus_links", "Links of the cluster", sum(link.drill is None for link in state.links.values()))
     enforced = GaugeMetricFamily(
         "isthmus_proxy_enforced_offset",
         "Offset of the control log up to which each proxy of the cluster says that it acts on it",

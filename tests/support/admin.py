@@ -32,6 +32,15 @@ from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_control.rules.proxies import LEASE_MS_MAX
 from isthmus_plugins.cluster import ClusterApi
+from isthmus_plugins.drill_report import (
+    CopySize,
+    DrillFailover,
+    DrillReport,
+    GroupLoss,
+    LostByFailover,
+    MeasuredFailover,
+    PartitionLoss,
+)
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     AbandonReversal,
@@ -420,6 +429,64 @@ class MemoryLinks:
             reachable=True,
             last_heard_seconds=12.4,
             namespaces=namespaces,
+        )
+
+    async def drill_failover(
+        self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
+    ) -> DrillReport:
+        self.status(link_name)
+        self.calls.append(("drill failover", link_name, len(request.namespaces), request.partitions_max))
+        partition = PartitionLoss(
+            topic="orders-eu", partition=0, source_end=9, confirmed=7, records=2, acked_records=0, seconds=1.5
+        )
+        unknown = PartitionLoss(
+            topic="orders-eu",
+            partition=1,
+            source_end=None,
+            confirmed=3,
+            records=None,
+            acked_records=None,
+            seconds=None,
+            message="no leader",
+        )
+        whole = bool(request.namespaces)
+        lost = LostByFailover(
+            known=whole,
+            reason=None if whole else "SOURCE_PARTITIONS_UNKNOWN",
+            message=None if whole else "not known of 1 partitions: orders-eu-1: no leader",
+            records=2,
+            acked_records=0,
+            seconds=1.5,
+            positions=4,
+            positions_seconds=0.25,
+            partitions_total=2,
+            partitions=[partition] if whole else [partition, unknown],
+            groups=[GroupLoss(group="orders-billing", positions=4, seconds=0.25)],
+        )
+        names = request.namespaces or [NamespaceRef(local="orders-")]
+        measured = MeasuredFailover(
+            seconds=5.25,
+            leases_seconds=4.0,
+            look_seconds=0.25,
+            carry_out_seconds=1.0,
+            write_seconds=0.125,
+            positions=6,
+            transactions_ended=3,
+            transactions_committed=1,
+            settings_refused=["orders-eu: retention.ms=5: POLICY_VIOLATION: too short"],
+            copy_seconds=2.5,
+        )
+        return DrillReport(
+            link_name=link_name,
+            dry_run=request.dry_run,
+            asked="follower",
+            namespaces=names,
+            lost=lost,
+            copy_size=CopySize(
+                topics=1, partitions=2, groups=1, not_copied=[NamespaceRef(type="principal", local="User:")]
+            ),
+            measured=None if request.dry_run else measured,
+            copy_deleted=whole,
         )
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:

@@ -45,12 +45,14 @@ def differ(two: Two, topic: str = "r-t", offset: int = 1) -> str:
 
 
 class Killing:
-    """Makes the follower's cluster fail from the ``at``-th change on, until it is mended."""
+    """Makes the follower's cluster fail from the ``at``-th change on, until it is mended. ``more``: changes of the
+    cluster that count, too."""
 
-    def __init__(self, two: Two, at: int) -> None:
+    def __init__(self, two: Two, at: int, *more: str) -> None:
         self.left = at
         self.fails = True
-        self._wrap(two.clusters["B"], "alter_topic_configs")
+        for name in ("alter_topic_configs", *more):
+            self._wrap(two.clusters["B"], name)
         self._wrap(two.controls["B"], "append")
 
     def _wrap(self, owner: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import PROOFS
 from isthmus_control.model import (
+    DRILL_PREFIX,
     FOLLOWER_IN_SYNC_MIN,
     FOLLOWER_REPLICATION_FACTOR,
     SYNC_CONFIRM_TIMEOUT,
@@ -56,6 +57,7 @@ from isthmus_control.rules.checks import (
     ENTRIES_MAX,
     LINK_NAME,
     NAMESPACES_MAX,
+    PREFIX_CHARS_MAX,
     Result,
     check_addresses,
     check_prefix,
@@ -147,6 +149,8 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
         "new replication links are always in asynchronous mode: make it synchronous when it follows",
     )
     _check_config(state, body.config)
+    if body.drill is not None:
+        _check_drill(state, body)
     existing = state.links.get(body.name)
     if existing is not None:
         if existing.link_id == body.link_id and existing.remote_cluster_id == body.remote_cluster_id:
@@ -180,10 +184,46 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
         created_ms=command.at_ms,
         secret=body.secret,
         grants=given,
+        drill=body.drill,
     )
     return (
         state.evolve(links=put(state.links, link.name, link), links_created=link.number + 1, clock=now),
         (LinkChanged(None, link),),
+    )
+
+
+def _check_drill(state: ControlState, body: c.CreateLink) -> None:
+    """Refuses a link that would lead nowhere, but for one on which a failover of a link is tried, one at a time."""
+    assert body.drill is not None
+    tried = link_named(state, body.drill.link)
+    check_uuid(body.drill.owner, "the owner")
+    require(
+        body.name.startswith(DRILL_PREFIX)
+        and tried.drill is None
+        and tried.remote_cluster_id == body.remote_cluster_id,
+        Rejection.INVALID,
+        f"{body.name!r} is no copy of link {tried.name!r}",
+    )
+    require(
+        not body.dials and not body.remote_addresses and body.secret is None and not body.token,
+        Rejection.INVALID,
+        "a link on which a failover is tried leads nowhere",
+    )
+    other = next((link.name for link in state.links.values() if link.drill and link.drill.link == tried.name), None)
+    require(other in (None, body.name), Rejection.CONFLICT, f"a failover of link {tried.name!r} is being tried already")
+
+
+def _check_copy(link: Link, body: c.AttachNamespace) -> None:
+    """Refuses to attach to a link that leads nowhere what is no copy."""
+    require(
+        body.role is Role.FOLLOWER and body.type is not ResourceType.PRINCIPAL,
+        Rejection.INVALID,
+        f"on {link.name!r} a failover is tried, of topics and consumer groups that follow",
+    )
+    require(
+        body.local_prefix.startswith(DRILL_PREFIX) and len(body.local_prefix) <= PREFIX_CHARS_MAX,
+        Rejection.INVALID,
+        f"{body.local_prefix!r} is no prefix of a copy: {DRILL_PREFIX}*",
     )
 
 
@@ -339,7 +379,10 @@ def _attach(
 ) -> Result:
     """``handed_over``: in a reversal, of which all was checked, and granted, before."""
     link = link_named(state, body.link)
-    check_prefix(body.type, body.local_prefix)
+    if link.drill is None:
+        check_prefix(body.type, body.local_prefix)
+    else:
+        _check_copy(link, body)
     check_prefix(body.type, body.remote_prefix)
     require(
         body.role is Role.FOLLOWER or not body.truncate_topic_ids,
@@ -417,6 +460,8 @@ def _attach(
     if body.role is Role.FOLLOWER:
         state = without_claims(state, link.name, mapping)
         after = reserve(namespace, offset, f"follows {body.remote_prefix!r} on link {link.name!r}")
+        if link.drill is not None:
+            after = replace(after, reserved_at_offset=None)  # no client ever writes there: nobody passes a fence for it
     before = state.namespaces.get(key)
     if after != before:
         changes.append(NamespaceChanged(before, after))

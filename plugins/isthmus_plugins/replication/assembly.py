@@ -185,6 +185,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         source_deletions,
         link_verification,
         transaction_verification,
+        group_leader,
         group_follower,
         group_statuses,
         acls,

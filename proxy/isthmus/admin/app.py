@@ -43,6 +43,7 @@ from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS
 from isthmus_control.commands import AlterDemands, AlterNamespace, CreateNamespace, DeleteNamespace
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import ResourceType
+from isthmus_plugins.drill_report import DrillFailover
 from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.link_operations import LinkOperations
 from isthmus_plugins.links import (
@@ -428,6 +429,21 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         links.status(name)
         target = f"{name} {request.model_dump_json()}"
         operation = operations.start("failover", target, lambda progress: links.fail_over(name, request, progress))
+        response.headers["location"] = f"/v1/operations/{operation.id}"
+        return operation.view()
+
+    @app.post(
+        "/v1/links/{name}/drill/failover",
+        tags=["links"],
+        summary="Say what failing over now would lose",
+        status_code=202,
+    )
+    async def drill_failover(name: str, request: DrillFailover, response: Response) -> OperationView:
+        """Starts an operation whose result is a DrillReport, at either cluster. What follows stays as it is."""
+        links = _operations(services)
+        links.status(name)
+        target = f"{name} {request.model_dump_json()}"
+        operation = operations.start("drill", target, lambda progress: links.drill_failover(name, request, progress))
         response.headers["location"] = f"/v1/operations/{operation.id}"
         return operation.view()
 

@@ -499,7 +499,7 @@ class OperationView(_Model):
     seconds: float
     result: Annotated[dict[str, Any] | None, Field(default=None)]
     """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport; of ``failover``: a FailoverReport; of
-    ``reverse``: a ReverseReport."""
+    ``reverse``: a ReverseReport; of ``drill``: a DrillReport."""
     error: ErrorSummary | None = None
 
 

@@ -901,6 +901,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *(("reversing", _reversal(each)) for each in link.get("reversals", ())),
             *(("moving clients", _client_move(each)) for each in link.get("client_moves", ())),
+            *((("drill", _drill(drill)),) if (drill := link.get("drill")) else ()),
             *_verification_fields(link["transaction_verification"]),
             *(
                 ("offsets topic", f"{o['topic']} ({o['role']}), {o['form']}{_of_groups(o['groups'])}")
@@ -926,6 +927,11 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
 def _reversal(reversal: dict[str, Any]) -> str:
     named = ", ".join(prefix_cell(each["local"]) for each in reversal["namespaces"])
     return f"{named} {reversal['step']} since {moment(reversal['begun_ms'])}: waits for {reversal['waits_for']}"
+
+
+def _drill(drill: dict[str, Any]) -> str:
+    used = "a failover is tried on it" if drill["in_use"] else "left over, is being deleted"
+    return f"copy {drill['copy_name']} since {moment(drill['begun_ms'])}: {drill['message'] or used}"
 
 
 def _client_move(move: dict[str, Any]) -> str:

@@ -148,6 +148,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "POST /v1/links/{name}/verify",
             "POST /v1/links/{name}/promote",
             "POST /v1/links/{name}/failover",
+            "POST /v1/links/{name}/drill/failover",
             "POST /v1/links/{name}/recover",
             "POST /v1/links/{name}/reverse",
             "POST /v1/links/{name}/reverse/abandon",

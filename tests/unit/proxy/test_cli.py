@@ -36,6 +36,7 @@ from isthmus_control.model import ResourceType
 from isthmus_control.origins import Ended, Origin, OriginEpoch, OriginRange, PartitionOrigins, TopicOrigins
 from isthmus_plugins.links import (
     ClientMoveStatus,
+    DrillStatus,
     OperationError,
     SourceLossStatus,
     SyncStatus,
@@ -598,6 +599,35 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     assert re.search(r"^orders-billing +2025-10-09T08:53:21\+00:00 +11s", printed, re.MULTILINE)
 
 
+def test_what_a_failover_would_lose_is_printed_and_what_is_unknown_fails(admin: RunningAdmin) -> None:
+    unknown = run("drill", "failover", "a-to-b", url=admin.url)
+    assert unknown.exit_code == 1
+    assert re.search(r"^known +no: not known of 1 partitions: .* \(SOURCE_PARTITIONS_UNKNOWN\)$", unknown.stdout, re.M)
+    assert re.search(r"^orders-eu +1 +- +3 +- +- +- +no leader$", unknown.stdout, re.M)
+    assert re.search(r"^copy left over +it is being deleted", unknown.stdout, re.M)
+    known = run("drill", "failover", "a-to-b", "--local", "orders-", "--local-group", "orders-", url=admin.url)
+    assert known.exit_code == 0
+    assert re.search(r"^known +of all 2 partitions, as of now$", known.stdout, re.M)
+    assert re.search(r"^records lost +2\nacked records lost +0\ntime lost +1.5s\ncommitted", known.stdout, re.M)
+    assert re.search(r"^orders-billing +4 +0.2", known.stdout, re.M)
+    assert re.search(
+        r"^copy +1 topics with 2 partitions, 1 groups, 6 committed offsets; made in 2.5s$", known.stdout, re.M
+    )
+    assert re.search(
+        r"^time to write again +5.25s .*\n +leases +4.00s .*\n +look +0.25s\n +carry out +1.00s$", known.stdout, re.M
+    )
+    assert re.search(r"^transactions +3 ended, 1 of them committed$", known.stdout, re.M)
+    assert re.search(r"^not copied +principal User:$", known.stdout, re.M)
+    dry = "--local", "orders-", "--dry-run", "--partitions-max", "7"
+    assert re.search(
+        r"^copy +would have 1 topics", run("drill", "failover", "a-to-b", *dry, url=admin.url).stdout, re.M
+    )
+    report = ok(run("drill", "failover", "a-to-b", "--local", "orders-", "-o", "json", url=admin.url))
+    assert (report["lost"]["partitions"][0]["records"], report["measured"]["seconds"]) == (2, 5.25)
+    calls = [(0, 1000), (2, 1000), (1, 7), (1, 1000)]
+    assert admin.links.calls == [("drill failover", "a-to-b", *asked) for asked in calls]
+
+
 def test_whose_clients_are_told_to_move_is_shown(admin: RunningAdmin) -> None:
     link = admin.links.links["a-to-b"]
     here = ClientMoveStatus(local="orders-", remote="far-", clients_of="local", left_seconds=61.5, told=7)
@@ -608,6 +638,18 @@ def test_whose_clients_are_told_to_move_is_shown(admin: RunningAdmin) -> None:
         r"^moving clients +orders-, 61.5 s are left; this proxy has told clients 7 times$", text, re.MULTILINE
     )
     assert re.search(r"^moving clients +orders-, of the other cluster, .* waits for the link$", text, re.MULTILINE)
+    admin.links.links["a-to-b"] = link
+
+
+def test_the_copy_of_a_drill_is_shown(admin: RunningAdmin) -> None:
+    link = admin.links.links["a-to-b"]
+    used = DrillStatus(copy_name="__isthmus_drill_ab12cd34", begun_ms=1_760_000_000_000, in_use=True)
+    left = used.model_copy(update={"in_use": False})
+    stuck = left.model_copy(update={"message": "its failover has not ended"})
+    for drill, words in ((used, "tried on it"), (left, "being deleted"), (stuck, "has not ended")):
+        admin.links.links["a-to-b"] = link.model_copy(update={"drill": drill})
+        text = run("link", "describe", "a-to-b", url=admin.url).stdout
+        assert re.search(rf"^drill +copy __isthmus_drill_ab12cd34 since 2025-10-09T08:53:20.*{words}$", text, re.M)
     admin.links.links["a-to-b"] = link
 
 

@@ -21,6 +21,7 @@ from isthmus.client import (
     ChangeGrants,
     CreateNamespaceRequest,
     CreateToken,
+    DrillFailover,
     Failover,
     NamespaceRef,
     NotReachable,
@@ -91,6 +92,7 @@ def test_what_takes_its_time(admin: AdminClient, listener: RunningAdmin) -> None
     wanted = [NamespaceRef(local="orders-")]
     assert admin.promote("a-to-b", Promote(namespaces=wanted, dry_run=True)).dry_run
     assert admin.fail_over("a-to-b", Failover(namespaces=wanted, dry_run=True)).dry_run
+    assert admin.drill_failover("a-to-b", DrillFailover(namespaces=wanted)).lost.records == 2
     listener.links.verify_error = OperationError("LINK_NOT_CONNECTED", "the peer is away", 503)
     with pytest.raises(AdminError) as failed:
         admin.verify("a-to-b")

@@ -26,13 +26,19 @@ class LedGroup(NamedTuple):
     offsets: int
     unmapped_topics: tuple[str, ...]
     """Topics of its committed offsets that no namespace of the link holds: those committed offsets stay here."""
-    pushed: bool
-    """Whether all of it has been pushed to the follower end."""
+    changed_at: tuple[float, ...] | None
+    """When (monotonic seconds) each change of it was read that has not been pushed to the follower end; None: nothing
+    of its partition has been."""
     waiting: calls.Waiting | None
     """What the follower's coordinator did not have yet when the follower end was last asked."""
     problem: str | None
     partition: int | None
     """Of the offsets topic; None where the group is gone here."""
+
+    @property
+    def pushed(self) -> bool:
+        """Whether all of it has been pushed to the follower end."""
+        return self.changed_at == ()
 
 
 class Checked:

@@ -192,7 +192,7 @@ class GroupLeader(Part):
         for remote, waiting in (mapped.pending if mapped is not None else {}).items():
             local = local_name(link.mappings, remote)
             if remote not in named and local is not None:  # deleted here, and not yet there
-                yield LedGroup(local, remote, None, 0, (), True, waiting, None, None)
+                yield LedGroup(local, remote, None, 0, (), (), waiting, None, None)
 
     def _led_group(
         self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
@@ -202,14 +202,14 @@ class GroupLeader(Part):
         }
         problems = [f"{topic}-{partition}: {what}" for (topic, partition), what in sorted(group.unreadable.items())]
         changed = None if feed is None else feed.pushed.get(source)
-        pushed = changed is not None and not any(key.group == name for key in changed)
+        changed_at = None if changed is None else tuple(read for key, read in changed.items() if key.group == name)
         return LedGroup(
             name,
             remote,
             None if group.kind is None else group.kind.value,
             sum(topic not in unmapped for topic, _ in group.offsets),
             tuple(sorted(unmapped)),
-            pushed,
+            changed_at,
             None if feed is None else feed.pending.get(remote),
             source.problem or "; ".join(problems) or None,
             source.partition,

@@ -502,6 +502,50 @@ class CompletingTransactions(Question[CompletingTransactionsAnswer]):
     METHOD = "completing_transactions"
 
 
+class UnconfirmedPartition(NamedTuple):
+    """What a proxy of the source knows of a partition that it pushes."""
+
+    topic: str
+    partition: int
+    source_end: int | None
+    """Where its log ends, read after ``confirmed`` was looked at; None: it cannot be read now."""
+    confirmed: int | None
+    """Before this the follower has confirmed all; None: this process has not heard that."""
+    age_ms: int | None = None
+    """How long ago the oldest that is not confirmed was first seen."""
+    in_sync: bool = False
+    """Acks wait for the follower."""
+    message: str | None = None
+    """Why it is not pushed, or what else is to be said of it."""
+
+
+class UnconfirmedGroup(NamedTuple):
+    """A group of which the follower's coordinators lack something."""
+
+    group: str
+    positions: int | None
+    """Committed offsets and deletions; None: nothing of its partition was pushed over the connection that there is."""
+    age_ms: int | None
+    """Of the oldest of them."""
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnconfirmedAnswer:
+    topics: Mapping[str, int]
+    """All that are led over the link, whoever pushes them: how many partitions they have."""
+    partitions: tuple[UnconfirmedPartition, ...]
+    """Those that the answering proxy is to push."""
+    groups: tuple[UnconfirmedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed(Question[UnconfirmedAnswer]):
+    """The follower asks each proxy of the source what the follower has not confirmed: what a failover would lose."""
+
+    METHOD = "unconfirmed"
+
+
 # ---- reversals ----
 
 

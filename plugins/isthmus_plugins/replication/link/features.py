@@ -53,6 +53,8 @@ CLIENT_MOVES: Final = "client-moves"
 """It tells its clients to look for the other cluster, where that leads what it led."""
 RINGS: Final = "rings"
 """It says whether what it leads comes from a cluster, over whatever links."""
+UNCONFIRMED: Final = "unconfirmed"
+"""It says what its follower has not confirmed, which a failover would lose."""
 SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
 FEATURES: Final = (
@@ -78,6 +80,7 @@ FEATURES: Final = (
     BACKGROUND_DIGESTS,
     CLIENT_MOVES,
     RINGS,
+    UNCONFIRMED,
 )
 
 

@@ -46,9 +46,10 @@ class LinkCommands:
 
     def link(self, name: str) -> Link:
         """A link of that name."""
-        link = self._context.control.state.links.get(name)
-        if link is None:
-            known = ", ".join(sorted(self._context.control.state.links)) or "none"
+        links = self._context.control.state.links
+        link = links.get(name)
+        if link is None or link.drill is not None:  # a drill's leads nowhere, and is nobody's to change
+            known = ", ".join(sorted(name for name, each in links.items() if each.drill is None)) or "none"
             raise OperationError("NOT_FOUND", f"there is no link {name!r} (links here: {known})", 404)
         return link
 

@@ -161,8 +161,6 @@ class Failovers:
 
     @staticmethod
     def _holds(key: NamespaceKey, mapping: NamespaceMapping | None, topic: TopicInfo) -> bool:
-        if topic.internal:
-            return False
         return contains(*key, topic.name) if mapping is None else mapping.remote_name(topic.name) is not None
 
     async def _claims(self, topics: Mapping[str, TopicInfo], names: Sequence[str]) -> list[PartitionClaim]:

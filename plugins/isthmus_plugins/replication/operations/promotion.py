@@ -430,7 +430,7 @@ class Promotions:
                 log.info("positions of transactions committed", extra={"groups": len(moved)})
             elif promotion.type is ResourceType.TOPIC:
                 found = (await self._context.cluster.topics()).values()
-                topics = [each for each in found if contains(*promotion.key, each.name) and not each.internal]
+                topics = [each for each in found if contains(*promotion.key, each.name)]
                 records = self._context.control.state.follower_topics
                 # What is the source's ends before the markers do, wherever it was killed before: they are this
                 # cluster's, and its term begins with them.

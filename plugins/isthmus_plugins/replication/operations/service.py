@@ -17,6 +17,7 @@ from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.drill_report import DrillFailover, DrillReport
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext
@@ -28,6 +29,7 @@ from isthmus_plugins.replication.follower.source_deletions import SourceDeletion
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
+from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.resolution import Resolution
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
@@ -44,6 +46,7 @@ from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.creation import LinkCreation
+from isthmus_plugins.replication.operations.drills import Drills
 from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.handing_over import HandingOver
 from isthmus_plugins.replication.operations.kept_settings import KeptSettings
@@ -56,6 +59,7 @@ from isthmus_plugins.replication.operations.rings import Rings
 from isthmus_plugins.replication.operations.secret_rotation import SecretRotations
 from isthmus_plugins.replication.operations.taking_over import TakingOver
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
+from isthmus_plugins.replication.operations.unconfirmed import Unconfirmed
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.proof.background import BackgroundVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
@@ -83,6 +87,7 @@ class LinkService(Part):
         source_deletions: SourceDeletions,
         verification: LinkVerification,
         transaction_verification: TransactionVerification,
+        group_leader: GroupLeader,
         group_follower: GroupFollower,
         group_statuses: GroupStatuses,
         acls: AclEnds,
@@ -131,6 +136,7 @@ class LinkService(Part):
         self._left_out = left_out
         self._kept_settings = KeptSettings(context)
         self._decisions = TopicDecisions(context, follower_topics, commands.call, commands.append)
+        ends = Resolution(context, store)
         self._promotions = Promotions(
             context,
             commands.call,
@@ -138,7 +144,7 @@ class LinkService(Part):
             lambda link, mapping, ended: self.attaching.detach_here(link, mapping, ended is Ended.REVERSED, ended),
             commands.enforced,
             self._compare_groups,
-            Resolution(context, store),
+            ends,
             self.attaching.stopped_to_follow,
             self._promoted,
             left_out,
@@ -174,6 +180,7 @@ class LinkService(Part):
             self._handing_over.statuses,
             self._moving_clients.statuses,
             self._rings.found,
+            lambda link_name: self._drills.status(link_name),
         )
         self._acknowledging = Acknowledging(context, commands, told_losses)
         self._rotations = SecretRotations(context, commands, peers)
@@ -187,18 +194,22 @@ class LinkService(Part):
             context.clock,
         )
         self._failovers = Failovers(context, self._promotions, sync_leases, peers.state, left_out)
+        self._unconfirmed = Unconfirmed(context, peers, group_leader, lambda link: self._statuses.of(link).partitions)
+        self._drills = Drills(context, self._unconfirmed, self._statuses.of, self._failovers, store, ends)
 
     def start(self) -> None:
         self._promotions.start()
         self._handing_over.start()
         self._moving_clients.start()
         self._rings.start()
+        self._drills.start()
         self._kept_settings.start()
         self.consents.start()
 
     async def stop(self) -> None:
         await self.consents.stop()
         await self._rings.stop()
+        await self._drills.stop()
         await self._moving_clients.stop()
         await self._handing_over.stop()
         await self._promotions.stop()
@@ -235,6 +246,7 @@ class LinkService(Part):
             calls.HandedOver.by(self._handing_over.on_handed_over),
             calls.MoveClients.by(self._moving_clients.on_move_clients),
             calls.ComesFrom.by(self._rings.on_comes_from),
+            calls.Unconfirmed.by(self._unconfirmed.on_asked),
             calls.TopicSettings.by(self.on_topic_settings),
             calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
             calls.DeleteLink.by(self.creation.on_delete_link),
@@ -342,8 +354,9 @@ class LinkService(Part):
     # ---- status ----
 
     def statuses(self) -> list[LinkStatus]:
-        """Every link with its partitions."""
-        return [self._statuses.of(link) for _, link in sorted(self._context.control.state.links.items())]
+        """Every link with its partitions, but those of drills, which lead nowhere."""
+        links_ = sorted(self._context.control.state.links.items())
+        return [self._statuses.of(link) for _, link in links_ if link.drill is None]
 
     def status(self, link_name: str) -> LinkStatus:
         """One link with its partitions."""
@@ -399,6 +412,12 @@ class LinkService(Part):
         """Make follower namespaces writable without their source."""
         self._moving_clients.check(link_name, request.move_clients_seconds, without_source=True)
         return await self._failovers.fail_over(self._commands.link(link_name), request, progress)
+
+    async def drill_failover(
+        self, link_name: str, request: DrillFailover, progress: Callable[[int, int], None]
+    ) -> DrillReport:
+        """Say what a failover now would lose, and how long it takes on a copy."""
+        return await self._drills.fail_over(self._commands.link(link_name), request, progress)
 
     async def release(self, kind: ResourceType, prefix: str) -> bool:
         """Clear the reservation of a namespace that follows no more, once what links left open in it has ended."""

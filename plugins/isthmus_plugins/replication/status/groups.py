@@ -111,6 +111,8 @@ class GroupStatuses(Part):
         )
         commits = CounterMetricFamily("isthmus_link_group_offsets_committed", "Positions committed for leaders")
         for name, link in sorted(self._context.control.state.links.items()):
+            if link.drill is not None:
+                continue
             statuses = self.of(link, True)
             counts = Counter((each.role, str(each.state), each.reason or "") for each in statuses)
             for labels, count in sorted(counts.items()):

@@ -9,7 +9,14 @@ from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, LinkMode, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
-from isthmus_plugins.links import ClientMoveStatus, LinkStatus, PartitionStatus, ReversalStatus, WaitingMapping
+from isthmus_plugins.links import (
+    ClientMoveStatus,
+    DrillStatus,
+    LinkStatus,
+    PartitionStatus,
+    ReversalStatus,
+    WaitingMapping,
+)
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -79,10 +86,12 @@ class LinkStatuses:
         reversals: Callable[[str], list[ReversalStatus]],
         client_moves: Callable[[str], list[ClientMoveStatus]],
         ring: Callable[[str, NamespaceMapping], str | None],
+        drill: Callable[[str], DrillStatus | None],
     ) -> None:
         """``trouble``: what keeps a promotion from going on. ``waiting``: pairs that are not granted yet.
         ``reversals``: those of a link that are under way. ``client_moves``: whose clients are told, of a link.
-        ``ring``: what is wrong with a pair of a link that follows itself."""
+        ``ring``: what is wrong with a pair of a link that follows itself. ``drill``: the copy of what follows over a
+        link."""
         self._context = context
         self._clock = context.clock
         self._peers = peers
@@ -106,6 +115,7 @@ class LinkStatuses:
         self._reversals = reversals
         self._client_moves = client_moves
         self._ring = ring
+        self._drill = drill
 
     def of(self, link: Link) -> LinkStatus:
         """One link with its partitions."""
@@ -163,6 +173,7 @@ class LinkStatuses:
             else None,
             reversals=self._reversals(link.name),
             client_moves=self._client_moves(link.name),
+            drill=self._drill(link.name),
             promoting=sorted(
                 promotion.prefix
                 for promotion in self._context.control.state.promotions.values()

@@ -289,6 +289,24 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         [(calls.Done(), "{}")],
     ),
     (
+        calls.Unconfirmed(),
+        "{}",
+        [
+            (
+                calls.UnconfirmedAnswer(
+                    {"l-t": 2},
+                    (
+                        calls.UnconfirmedPartition("l-t", 0, 9, 7, 1500, True),
+                        calls.UnconfirmedPartition("l-t", 1, None, None, message="no leader"),
+                    ),
+                    (calls.UnconfirmedGroup("l-g", 2, 300),),
+                ),
+                '{"topics":{"l-t":2},"partitions":[["l-t",0,9,7,1500,true,null],'
+                '["l-t",1,null,null,null,false,"no leader"]],"groups":[["l-g",2,300,null]]}',
+            )
+        ],
+    ),
+    (
         calls.CompletingTransactions(),
         "{}",
         [(calls.CompletingTransactionsAnswer(("payments",)), '{"transactional_ids":["payments"]}')],
