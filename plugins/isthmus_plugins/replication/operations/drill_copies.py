@@ -70,6 +70,8 @@ WRITTEN_AT_ONCE: Final = 500
 """Partitions in one Produce."""
 WRITE_S: Final = 60.0
 """How long brokers may take until each partition of a copy has taken its records: many are new."""
+DELETE_S: Final = 30.0
+"""How long brokers may take until none shows what was deleted."""
 RETRY_S: Final = 0.1
 PRODUCE_TIMEOUT_MS: Final = 10_000
 LANE: Final = "drill"
@@ -407,9 +409,17 @@ class DrillCopies:
                 if error.error_code != GROUP_ID_NOT_FOUND:
                     raise
 
-        topics = await self._cluster.topics()
-        await some_at_once(AT_ONCE, delete_topic, [each for name, each in topics.items() if chosen(name)])
-        await some_at_once(AT_ONCE, delete_group, [each for each in await self._cluster.groups() if chosen(each)])
+        deadline = self._clock.monotonic() + DELETE_S
+        while True:  # a broker that is asked may not know yet what was made, or deleted, just now
+            topics = [each for name, each in (await self._cluster.topics()).items() if chosen(name)]
+            groups = [each for each in await self._cluster.groups() if chosen(each)]
+            if not topics and not groups:
+                return
+            if self._clock.monotonic() > deadline:
+                raise BrokerUnavailable(f"{len(topics)} topics and {len(groups)} groups of the copy are there still")
+            await some_at_once(AT_ONCE, delete_topic, topics)
+            await some_at_once(AT_ONCE, delete_group, groups)
+            await asyncio.sleep(RETRY_S)
 
     async def _forget_stored(self, link: Link) -> None:
         """Take out of the store what this proxy put there; what others did they sweep, since the link is gone."""
