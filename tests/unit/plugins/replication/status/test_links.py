@@ -145,3 +145,24 @@ def test_a_proxy_that_fronts_nothing_of_a_synchronous_link_says_in_sync_once_all
             await other.stop()
 
     on_two(work, 120)
+
+
+def test_a_synchronous_link_that_has_groups_left_remains_in_sync() -> None:
+    """Its topics are detached: it said Syncing for as long as it had no others."""
+
+    async def work(two: Two) -> None:
+        await attached(two)
+        groups = links.Attach(
+            type="consumer-group", local="app", remote="app", role="leader", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await made(two, "l-t", b"x")
+        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        await two.until("In-Sync", lambda: {each.status().state for each in (two.a, two.b)} == {"In-Sync"})
+        await two.a.links.detach("a-to-b", "l-")
+        await two.until("In-Sync still", lambda: {each.status().state for each in (two.a, two.b)} == {"In-Sync"})
+        await asyncio.sleep(2)
+        assert {each.status().state for each in (two.a, two.b)} == {"In-Sync"}
+
+    on_two(work)
