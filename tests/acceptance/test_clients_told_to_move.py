@@ -106,7 +106,7 @@ def test_clients_go_on_at_the_cluster_that_leads(link: Linked, client: Client, h
             wrote_s = time.monotonic() - began
             other = before.writers[idempotent]
             until("so does the other one", lambda: _goes_on(link.b, idempotent, other, led_from[idempotent], how))
-            until("it reads at B", lambda: offsets(link.b, group)[plain, 0] > led_from[plain] + MORE)
+            until("it reads at B", lambda: offsets(link.b, group)[plain, 0] > led_from[plain] + MORE, 120)
             print(f"{how}: wrote there after {wrote_s:.1f} s, read after {time.monotonic() - began:.1f} s")
             said = committed_by(before.transactions, transactions, "moved")
             assert any(TOLD_OF_ANOTHER_COORDINATOR[client.kind] in each for each in said), said
@@ -190,7 +190,7 @@ def _made_anew(
     read, ends = len(before.reader.read), {each: link.b.end(each) for each in (idempotent, plain)}
     after = Application(client, *where, stack)
     _until_they_write(link.b, ends)
-    until("it reads at B", lambda: offsets(link.b, group)[plain, 0] > ends[plain] + MORE)
+    until("it reads at B", lambda: offsets(link.b, group)[plain, 0] > ends[plain] + MORE, 120)
     until("who stayed reads on at A", lambda: len(before.reader.read) > read + MORE)
     return after
 

@@ -487,7 +487,7 @@ class FakeCluster(FakeAcls, FakeGroups):
         for name, value in configs.items():
             own = self.found[topic].configs
             if own.get(name) != value:
-                self._recorded[topic][name] = value
+                self._recorded.setdefault(topic, {})[name] = value
             if value is None:
                 own.pop(name, None)
             else:
@@ -498,7 +498,7 @@ class FakeCluster(FakeAcls, FakeGroups):
         """As they read their metadata from its beginning, a topic gets the settings back that one of its name had which
         was deleted, but for those that were said of itself since."""
         for name, topic in self.found.items():
-            topic.configs = {key: value for key, value in self._recorded[name].items() if value is not None}
+            topic.configs = {key: value for key, value in self._recorded.get(name, {}).items() if value is not None}
             self._configure(topic)
 
     def _check_policy(self, topic: str, configs: Mapping[str, str | None]) -> None:

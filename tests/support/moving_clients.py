@@ -244,7 +244,8 @@ class MovingClients:
     def _asked(self, application: Application, connection: Connection) -> bool:
         """Whether the answer to Metadata has it look for another cluster."""
         topics = self._topics(application, connection)
-        (hook,) = connection.to.plugin.parts.client_moves.hooks()
+        hooks = connection.to.plugin.parts.client_moves.hooks()
+        (hook,) = (each for each in hooks if each.api_key is ApiKey.METADATA)
         verdict = hook.on_request(_request(ApiKey.METADATA, METADATA_VERSION, _metadata(topics), connection.client))
         if verdict is None:
             return False
