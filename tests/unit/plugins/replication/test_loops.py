@@ -120,7 +120,7 @@ def test_each_loop_that_is_killed_shows_and_goes_on() -> None:
             await two.connected()
         assert set(names) == killed
 
-    on_two(work, 1000)
+    on_two(work, 1500)
 
 
 @pytest.mark.fails_on_purpose
