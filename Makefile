@@ -10,6 +10,9 @@ MAKEFLAGS += --jobs=3
 # Sets of names go through in an order of their own with each seed, simulations with them: one that failed is to fail again.
 HASH_SEED = $(or $(PYTHONHASHSEED),0)
 PYTEST = PYTHONHASHSEED=$(HASH_SEED) $(RUN)/python $(if $(DEV),-X dev) -m pytest
+# The alarm of pytest-timeout raises in whatever runs, which asyncio takes for its task's own fault, and calls into C do
+# not hear it. So a test that goes on for ever ends its worker, with the stacks of all threads, and fails by name.
+NOT_FOR_EVER = -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 .PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
     test-upgrade test-fuzz bench-look browser lint format lock clean
@@ -28,7 +31,7 @@ demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: records at equal o
 	$(RUN)/isthmus demo
 
 test: $(VENV)/.ready lint browser  ## Everything CI checks: of what stories are tried with, one case, chosen by the tree
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder tests
+	$(PYTEST) $(NOT_FOR_EVER) -n 3 --dist loadfile --no-loadscope-reorder tests
 
 test-quick: $(VENV)/.ready lint  ## Lint, types, unit tests and one real link, in under three minutes
 	$(PYTEST) -n 2 --dist loadfile tests/unit \

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.plugins import Proxy, Two, on_two
+from support.plugins import Proxy, Two, on_two, raise_if_to_end
 from support.seeds import seeds
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
@@ -133,6 +133,7 @@ class Scene:
             try:
                 await side.links.recover("a-to-b", links.Recover())
             except (OperationError, AttributeError, asyncio.CancelledError) as error:
+                raise_if_to_end(error)
                 if isinstance(error, OperationError) and error.code == "NOT_FOUND" and "recover" in error.message:
                     return
             if self.random.random() < 0.5:

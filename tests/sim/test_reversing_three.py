@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.killed_proxies import GROUP, PARTITIONS, TOPIC, KilledProxies
 from support.loopback import run_on_loopback
+from support.plugins import raise_if_to_end
 from support.seeds import seeds
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
@@ -215,7 +216,8 @@ class Scene(KilledProxies):
                 self.seen[f"recover {error.code}"] += 1
                 if error.code == "NOT_FOUND" and "recover" in error.message:
                     break
-            except (AttributeError, RuntimeError, asyncio.CancelledError):
+            except (AttributeError, RuntimeError, asyncio.CancelledError) as error:
+                raise_if_to_end(error)
                 self.seen["recover killed"] += 1
             await asyncio.sleep(self.random.choice((0.1, 1.0, 6.0)))
         follower = one if self.source(one) == other else other

@@ -22,7 +22,7 @@ from isthmus_plugins.links import NamespaceRef, OperationError
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from support.fake_cluster import FakeCluster, FakeControl, LoopClock, simulated_now
 from support.offsets import commit, group_made, offsets_batch
-from support.plugins import Proxy, until
+from support.plugins import Proxy, raise_if_to_end, until
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP
 PARTITIONS: Final = 2
@@ -297,6 +297,7 @@ class KilledProxies:
         try:
             await asked()
         except FAILS as error:
+            raise_if_to_end(error)
             self.seen[f"failed {getattr(error, 'code', type(error).__name__)}"] += 1
             return False
         return True

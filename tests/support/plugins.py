@@ -103,6 +103,13 @@ async def until(what: str, ready: Callable[[], Any], timeout_s: float) -> None:
         await asyncio.sleep(0.01)
 
 
+def raise_if_to_end(error: BaseException) -> None:
+    """Raise ``error`` where the task that runs was cancelled itself, and not a proxy that it asked and that was killed."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+
+
 def on_two(
     work: Callable[[Two], Awaitable[None]], timeout_s: float = 30, cluster: type[FakeCluster] = FakeCluster
 ) -> None:
