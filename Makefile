@@ -14,7 +14,7 @@ PYTEST = PYTHONHASHSEED=$(HASH_SEED) $(RUN)/python $(if $(DEV),-X dev) -m pytest
 # not hear it. So a test that goes on for ever ends its worker, with the stacks of all threads, and fails by name.
 NOT_FOR_EVER = -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-.PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
+.PHONY: setup demo test collected test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers \
     test-upgrade test-fuzz bench-look browser lint format lock clean
 
 # The first target, so that `make` alone makes the environment.
@@ -30,8 +30,13 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: records at equal offsets, and none lost when the source is killed
 	$(RUN)/isthmus demo
 
-test: $(VENV)/.ready lint browser  ## Everything CI checks: of what stories are tried with, one case, chosen by the tree
+test: $(VENV)/.ready lint browser collected  ## Everything CI checks: of what stories are tried with, one case, chosen by the tree
 	$(PYTEST) $(NOT_FOR_EVER) -n 3 --dist loadfile --no-loadscope-reorder tests
+
+# Once beside the linters, which leaves the bytecode of all tests, with their asserts rewritten, to three workers that
+# would each make it: two thirds of what collecting costs.
+collected: $(VENV)/.ready
+	@found=$$($(PYTEST) --collect-only -qq tests) || { echo "$$found"; exit 1; }
 
 test-quick: $(VENV)/.ready lint  ## Lint, types, unit tests and one real link, in under three minutes
 	$(PYTEST) -n 2 --dist loadfile tests/unit \
