@@ -13,12 +13,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from isthmus.histogram import Histogram
 from isthmus_protocol.schema import ApiKey
@@ -117,18 +119,43 @@ class ProxyCollector(Collector):
     def _plugins(self) -> Iterator[Metric]:
         if self._source.plugin_metrics is None:
             return
+        failed = cache(self._note_failure)  # once for a scrape
         families: list[Metric] = []
         try:
             families += self._source.plugin_metrics()
         except Exception:  # a plugin's fault must not hide the proxy's own numbers
-            self._plugin_failures += 1
-            log.exception("plugin metrics failed")
-        yield from families
+            failed()
+        yield from (_PluginFamily(each, failed) for each in families)
         failures = CounterMetricFamily(
             "isthmus_plugin_metrics_failures", "Scrapes in which the metrics of plugins could not be made"
         )
         failures.add_metric([], self._plugin_failures)
         yield failures
+
+    def _note_failure(self) -> None:
+        self._plugin_failures += 1
+        log.exception("plugin metrics failed")
+
+
+class _PluginFamily(Metric):
+    """A plugin's family, whose samples may be made when they are read. Where that fails it has none, ``failed`` is
+    called, and the next scrape tells it."""
+
+    def __init__(self, family: Metric, failed: Callable[[], None]) -> None:
+        super().__init__(family.name, family.documentation, family.type, family.unit)
+        self._family, self._failed = family, failed
+
+    @property
+    def samples(self) -> list[Sample]:
+        try:
+            return self._family.samples
+        except Exception:
+            self._failed()
+            return []
+
+    @samples.setter
+    def samples(self, made: list[Sample]) -> None:
+        """Metric's own are never any."""
 
 
 def make_registry(source: MetricsSource) -> CollectorRegistry:

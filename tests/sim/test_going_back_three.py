@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_cluster import FakeControl, Partition
 from support.plugins import Proxy, Two, on_two
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
-from isthmus_control.commands import ReleaseLease
+from isthmus_control.commands import CloseProvenance, ReleaseLease
 from isthmus_plugins import links
+from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.failover_report import Failover
+from isthmus_plugins.links import OperationError
 
 TO_B = links.Attach(local="a-", remote="b-", role="leader")
 TO_C = links.Attach(local="a-", remote="c-", role="leader")
@@ -69,8 +73,11 @@ class Three:
             self.two.b = Proxy(self.two.clusters["B"], self.two.controls["B"], "b")
             await self.two.b.start()
 
-    async def begin(self, b: int, c: int) -> None:
-        """A leads both; B has ``b`` records of it, C ``c``, then A is gone for good, and B was failed over."""
+    async def begin(self, b: int, c: int, killed: bool = False) -> None:
+        """A leads both; B has ``b`` records of it, C ``c``, then A is gone for good, and B was failed over.
+
+        ``killed``: C's proxy, when its cluster has recorded that it follows A no more, and not yet where that ended.
+        """
         two = self.two
         await self.c.start()
         two.clusters["A"].add_topic("a-t")
@@ -89,9 +96,24 @@ class Three:
         await self.start(behind)
         await two.until("A is lost", lambda: not two.b.plugin.parts.peers.connections("a-to-b"), 60)
         await two.b.links.fail_over("a-to-b", Failover(), lambda done, total: None)
-        await self.c.links.detach("a-to-c", "c-", local_only=True)
+        await (self.detach_killed() if killed else self.c.links.detach("a-to-c", "c-", local_only=True))
         request = links.CreateLink(link_name="b-to-c", remote=self.c.address)
         await two.b.links.create(request)
+
+    async def detach_killed(self) -> None:
+        append = self.control.append
+
+        async def dies(body: Any) -> Any:
+            if isinstance(body, CloseProvenance):
+                raise BrokerUnavailable("the process ended here")
+            return await append(body)
+
+        self.control.append = dies  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="log ends not recorded"):
+            await self.c.links.detach("a-to-c", "c-", local_only=True)
+        await self.stop("C")
+        self.control.append = append  # type: ignore[method-assign]
+        await self.start("C")
 
     async def follow(self) -> links.AttachResult:
         """C follows B, as the dry run said."""
@@ -122,6 +144,21 @@ def test_a_second_follower_that_is_behind_goes_on_from_its_end(written: int, tmp
         await three.two.until("C has all", lambda: three.has("C", 20 + written), 60)
         assert three.values("C") == three.values("B")
         assert three.cluster.found["c-t"].topic_id == topic_id, "nothing was cut"
+
+    on_three(work, tmp_path)
+
+
+def test_one_whose_proxy_was_killed_as_it_was_detached_goes_on_from_its_end(tmp_path: Path) -> None:
+    async def work(three: Three) -> None:
+        await three.begin(b=20, c=15, killed=True)
+        three.write("B", "B's", 4)
+        (plan,) = (await three.follow()).topics
+        assert plan.action == "follow"
+        await three.two.until("C has all", lambda: three.has("C", 24), 60)
+        assert three.values("C") == three.values("B")
+        topic_id = str(uuid.UUID(bytes=three.cluster.found["c-t"].topic_id))
+        ranges = three.control.state.origins_of("c-t", topic_id, 0).ranges
+        assert [(each.origin.cluster_id, each.end_offset) for each in ranges] == [("A", 20), ("B", None)]
 
     on_three(work, tmp_path)
 

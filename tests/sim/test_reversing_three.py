@@ -2,7 +2,7 @@
 
 One leads, the others follow it, or each other. Never two lead by a reversal; after a failover the old leader may go on
 until it follows, and what it wrote, or had alone, is in salvage files. All else that was acked is in all three logs in
-the end, once, in one order; the group goes on where it was.
+the end, once, in one order; the group goes on where it was. Clients are told to move where another cluster leads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.killed_proxies import GROUP, PARTITIONS, TOPIC, KilledProxies
 from support.loopback import run_on_loopback
+from support.moving_clients import TIMES_S, MovingClients
 from support.plugins import raise_if_to_end
 from support.seeds import seeds
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
@@ -27,6 +28,8 @@ from isthmus_control.model import ResourceType, Role, TopicState
 from isthmus_plugins import links
 from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.links import OperationError
+
+MOVE_S = 35
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,9 @@ def other_end(name: str, link: str) -> str:
 class Scene(KilledProxies):
     def __init__(self, seed: int, directory: Path) -> None:
         super().__init__(random.Random(seed), "ABC", cluster=TruncatedCluster)
+        self.seed = seed
+        self.left = ""
+        """Who handed over last."""
         self.directory = directory
         for proxy in self.proxies.values():
             proxy.context.data_directory = directory
@@ -121,6 +127,7 @@ class Scene(KilledProxies):
         await self.until("copied", self.are_equal, 60)
         for name in self.names:
             self.watch(name)
+        self.moving = MovingClients(self, self.seed, "A")
         self.kills = self.random.randint(0, 5)
 
     def are_connected(self) -> bool:
@@ -160,7 +167,7 @@ class Scene(KilledProxies):
         dry = await self.side(name).links.attach(link, asked.model_copy(update={"dry_run": True}))
         await self.side(name).links.attach(link, asked.model_copy(update={"cut": dry.cut}))
 
-    async def reverse(self) -> bool:
+    async def reverse(self, move_clients_s: int | None = None) -> bool:
         """Have one that follows the leader lead; asked at either of them."""
         if len(leads := self.leaders()) != 1:
             return False
@@ -176,8 +183,10 @@ class Scene(KilledProxies):
             disable_transaction_verification=True,
             transactions_wait_seconds=0,
             hold_seconds=3,
+            move_clients_seconds=self.random.choice(TIMES_S) if move_clients_s is None else move_clients_s,
         )
         done = await self.tried(lambda: self.side(name).links.reverse(link, request))
+        self.left = leader if done else self.left
         self.seen["reversed"] += done
         return done
 
@@ -197,8 +206,9 @@ class Scene(KilledProxies):
         self.failed.add(leader)
         self.late = self.random.choice((0, 1, 10, 50))
         await self.until("lost", lambda: not self.side(follower).plugin.parts.peers.connections(link))
+        asked = Failover(move_clients_seconds=self.random.choice(TIMES_S))
         while not self.writable(follower) or not self.writable(follower, GROUP):
-            await self.tried(lambda: self.side(follower).links.fail_over(link, Failover(), lambda done, total: None))
+            await self.tried(lambda: self.side(follower).links.fail_over(link, asked, lambda done, total: None))
             await asyncio.sleep(0.1)
         self.seen["failed over"] += 1
         await self.started(gone)
@@ -277,12 +287,13 @@ class Scene(KilledProxies):
     async def run(self) -> None:
         await self.begin()
         self.begin_clients()
+        self.moving.begin()
         await self.operate()
         self.kills = 0
         for control in self.controls.values():
             control.trouble = 0.0
         await self.until("over", self.is_over)
-        while not await self.reverse():
+        while not await self.reverse(move_clients_s=MOVE_S):
             await asyncio.sleep(1)
             await self.until("over", self.is_over)
         await self.end_clients()
@@ -298,9 +309,14 @@ class Scene(KilledProxies):
         assert gone <= self.doubtful, "what was acked is there, but for what a failover lost"
         assert gone <= {*salvaged(self.directory)}, "that is in files"
         assert sum(counted.values()) == len(self.acked) - len(gone) + PARTITIONS, "and nothing else"
+        if self.seed % 3 == 0:  # it takes as long as all else
+            await self.moving.until("moved", lambda: self.moving.have_moved(self.left), MOVE_S)
+            await self.moving.until("over", lambda: not self.moving.known(), max(TIMES_S) + 5)
+            await asyncio.sleep(11)
+        await self.moving.end()
 
 
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_one_leads_and_all_hold_the_same_in_the_end(seed: int, tmp_path: Path) -> None:
     async def run() -> None:
         scene = Scene(seed, tmp_path)
@@ -312,6 +328,8 @@ def test_one_leads_and_all_hold_the_same_in_the_end(seed: int, tmp_path: Path) -
             print("seen", dict(scene.seen), "acked", len(scene.acked), "committed", scene.committed)
             for name in scene.names:
                 print(name, scene.described(name))
+            for task in scene.moving.tasks:
+                task.cancel()
             await scene.stop()
 
     run_on_loopback(run())

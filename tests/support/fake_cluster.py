@@ -137,10 +137,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(done)
         return future
 
-    async def shutdown_default_executor(self) -> None:
-        """Wait for its threads."""
+    async def shutdown_default_executor(self, *timeout: Any) -> None:
+        """Wait for its threads. ``timeout``: as from Python 3.12 on."""
         self._jumping.threads += 1
-        await super().shutdown_default_executor()
+        await super().shutdown_default_executor(*timeout)
         self._jumping.threads -= 1
 
     def time(self) -> float:

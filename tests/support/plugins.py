@@ -104,7 +104,7 @@ async def until(what: str, ready: Callable[[], Any], timeout_s: float) -> None:
 
 
 def raise_if_to_end(error: BaseException) -> None:
-    """Raise ``error`` where the task that runs was cancelled itself, and not a proxy that it asked and that was killed."""
+    """Raise ``error`` where the task itself was cancelled, and not a proxy that it asked and that was killed."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error

@@ -104,7 +104,6 @@ def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequ
         labels=("link", "topic", "partition"),
     )
 
-    @cache
     def fill() -> None:
         for place, partition in _places(statuses):
             labels = (place.link, place.topic, str(place.partition), partition.role)
@@ -126,19 +125,30 @@ def partition_families(statuses: Sequence[LinkStatus], traffic: Traffic) -> Sequ
             if partition.sync is not None and partition.sync.until_ms is not None:
                 until.add_metric(labels[:3], partition.sync.until_ms / 1000)
 
-    return [_Late(each, fill) for each in (lag, seconds, unknown, state, size, since, until, degraded, equal)]
+    @cache
+    def fault() -> Exception | None:
+        """What keeps all of them from being made: half of them are none. They are made once, or not at all."""
+        try:
+            fill()
+        except Exception as error:
+            return error
+        return None
+
+    return [_Late(each, fault) for each in (lag, seconds, unknown, state, size, since, until, degraded, equal)]
 
 
 class _Late(Metric):
-    """A family whose samples are made when they are read first."""
+    """A family whose samples are made when they are read first. ``fault`` makes them, and says what kept it from that,
+    which is raised where they are read."""
 
-    def __init__(self, family: Metric, fill: Callable[[], None]) -> None:
+    def __init__(self, family: Metric, fault: Callable[[], Exception | None]) -> None:
         super().__init__(family.name, family.documentation, family.type, family.unit)
-        self._family, self._fill = family, fill
+        self._family, self._fault = family, fault
 
     @property
     def samples(self) -> list[Sample]:
-        self._fill()
+        if (fault := self._fault()) is not None:
+            raise fault
         return self._family.samples
 
     @samples.setter

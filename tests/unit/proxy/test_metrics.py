@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from support.admin import make_gateway
@@ -29,7 +30,11 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(source: MetricsSource) -> Samples:
-    text, content_type = asyncio.run(exposition(make_registry(source), ""))
+    return scraped(make_registry(source))
+
+
+def scraped(registry: CollectorRegistry) -> Samples:
+    text, content_type = asyncio.run(exposition(registry, ""))
     assert content_type.startswith("text/plain")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -160,6 +165,28 @@ def test_plugins_tell_their_own_and_a_failing_one_hides_nothing(gateway: Gateway
     samples = scrape(MetricsSource(gateway.supervision, gateway, plugin_metrics=failing))
     assert value(samples, "isthmus_plugin_metrics_failures_total") == 1
     assert value(samples, "isthmus_connections_opened_total") == 0
+
+
+def test_what_a_plugin_makes_as_it_is_read_hides_nothing_either() -> None:
+    """It failed the whole scrape. Of families that are made together it counts once."""
+
+    class Late(CounterMetricFamily):
+        @property
+        def samples(self) -> list[Sample]:
+            raise RuntimeError("a plugin's bug")
+
+        @samples.setter
+        def samples(self, _: list[Sample]) -> None: ...
+
+    def plugins() -> Iterable[Metric]:
+        return [Late("isthmus_many", "Many"), Late("isthmus_more", "More"), GaugeMetricFamily("isthmus_one", "One", 1)]
+
+    registry = make_registry(MetricsSource(Supervision(), plugin_metrics=plugins))
+    for before in (0, 1):
+        samples = scraped(registry)
+        assert value(samples, "isthmus_one") == 1
+        assert value(samples, "isthmus_many_total") is None
+        assert value(samples, "isthmus_plugin_metrics_failures_total") == before
 
 
 def test_series_of_thousands_of_partitions_are_not_made_on_the_loop() -> None:

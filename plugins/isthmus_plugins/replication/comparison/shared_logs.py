@@ -3,7 +3,7 @@
 Both clusters keep which cluster wrote which offsets first; the walk along both lists
 (:mod:`isthmus_control.shared_prefix`) says where the logs part, and digests of the records before that check the
 bookkeeping. What is due to be recorded (:mod:`isthmus_plugins.replication.link.histories`) counts as if it were: the
-leader epochs up to the end of each log, and that clients have written what no link brought.
+leader epochs up to the end of each log, where it stopped to follow, and that clients have written what no link brought.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isthmus_control.commands import Body, Command, TermStart, ToldPartition
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import FollowerTopic, TopicState
-from isthmus_control.origins import PartitionOrigins
+from isthmus_control.origins import Ended, PartitionOrigins
 from isthmus_control.outcome import Rejected
 from isthmus_control.shared_prefix import PartitionLog, SharedPrefix, shared_prefix
 from isthmus_control.states import ReasonCode
@@ -280,8 +280,11 @@ class SharedLogs:
         state = self._context.control.state
         known = [state.origins_of(name, topic_id, partition) for partition in partitions]
         if not is_followed(state.follower_topics.get(name), topic_id, known):
-            written = [partition for partition in partitions if not _was_left_open(known[partition])]
             state = _not_following(state, name)
+            left = {p: ends[p] for p in partitions if histories.is_as_received(state, (name, topic_id), p)}
+            state = self._as_if(state, histories.to_close(state, {(name, topic_id): left}, Ended.DETACHED))
+            known = [state.origins_of(name, topic_id, partition) for partition in partitions]
+            written = [partition for partition in partitions if not _was_left_open(known[partition])]
             starts_of = {p: TermStart(ends[p], info.partitions[p].leader_epoch) for p in written}
             state = self._as_if(state, histories.to_lead(state, {(name, topic_id): starts_of}))
             logs = [(starts[p], ends[p], info.partitions[p].leader_epoch) for p in written]

@@ -597,7 +597,8 @@ class FollowerTopics(Part):
     ) -> None:
         """Before a topic follows: end what this cluster wrote there itself, and what it received from elsewhere.
 
-        ``ends``: of its partitions' logs, since nobody writes any more.
+        ``ends``: of its partitions' logs, since nobody writes any more. Where what it received goes on in its list who
+        appended it was killed, maybe just now: that end has to stay.
 
         Raises BrokerUnavailable, KafkaRefused, Refusal.
         """
@@ -606,6 +607,10 @@ class FollowerTopics(Part):
         written = [each for each in ends if histories.is_written(state, topic, each)]
         await some_at_once(AT_ONCE, lambda each: self._epochs_recorded(existing, each, ends[each]), written)
         received = histories.received_from_others(state, topic, ends, source)
+        stay = dict(await self._idle_ends([(existing.name, each) for each in received]))
+        for each in received:
+            if stay.get((existing.name, each)) != ends[each]:
+                raise BrokerUnavailable(f"the log end of {existing.name}-{each} cannot be read, or still moves")
         for partitions, ended in ((received, Ended.DETACHED), (written, Ended.FOLLOWS)):
             await self._close([(*topic, each, ends[each]) for each in partitions], ended)
 

@@ -179,6 +179,8 @@ class Tail:
                         await wake.wait()
                 except TimeoutError:
                     pass  # a busy stream may be idle by now
+                if Wait.DECISION not in left_out:
+                    decided = self._clock.monotonic()
                 continue
             turn = (turn + 1) % len(streams)
             connection: FetchConnection | None = None

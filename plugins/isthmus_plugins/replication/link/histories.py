@@ -41,7 +41,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.commands import TruncateProvenance as Truncate
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import ProvenanceRange
+from isthmus_control.model import ProvenanceRange, ResourceType
 from isthmus_control.origins import (
     NO_TERM,
     Ended,
@@ -308,6 +308,26 @@ def is_received(state: ControlState, topic: Topic, partition: int) -> bool:
     """Whether a partition follows, as recorded: that was not closed yet."""
     goes_on = state.origins_of(*topic, partition).open_range
     return _followed(state, topic, partition) is not None or (goes_on is not None and bool(goes_on.via))
+
+
+def is_as_received(state: ControlState, topic: Topic, partition: int) -> bool:
+    """Whether a partition that follows no more, although its list goes on with that, has nothing but what it received.
+
+    Who detached it was killed before it recorded where that ended. The list was changed last while it followed: where
+    the namespace has been reserved since before that, nobody else could write.
+    """
+    known = state.origins_of(*topic, partition)
+    return (
+        known.open_range is not None
+        and bool(known.open_range.via)
+        and any(
+            each.type is ResourceType.TOPIC
+            and topic[0] in each
+            and each.reserved_at_offset is not None
+            and each.reserved_at_offset <= known.at_offset
+            for each in state.namespaces.values()
+        )
+    )
 
 
 def is_written(state: ControlState, topic: Topic, partition: int) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from isthmus_control.model import Role
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.replication.metrics import link_families, partition_families
-from isthmus_plugins.replication.traffic import Place, Traffic
+from isthmus_plugins.replication.traffic import Counts, Place, Traffic
 
 T, U = (Place("ab", Role.LEADER, topic, 0) for topic in "tu")
 
@@ -32,13 +34,11 @@ def test_what_is_deleted_stays_in_its_links_total_and_counts_anew() -> None:
     assert totals(traffic) == {}
 
 
-def test_metrics_of_links_and_partitions() -> None:
-    traffic = Traffic()
-    traffic.add(T, 3, 300)
+def link_status() -> LinkStatus:
     partition = PartitionStatus(
         topic="t", remote_topic="r", partition=0, role="leader", state="Stopped", reason="X", partition_mirror_lag=4
     )
-    link = LinkStatus(
+    return LinkStatus(
         link_name="ab",
         link_id="id",
         local_cluster_id="A",
@@ -49,6 +49,11 @@ def test_metrics_of_links_and_partitions() -> None:
         state="Catching Up",
         partitions=[partition],
     )
+
+
+def test_metrics_of_links_and_partitions() -> None:
+    traffic, link = Traffic(), link_status()
+    traffic.add(T, 3, 300)
     families = [*link_families([link], lambda name: (), traffic), *partition_families([link], traffic)]
     found = {(sample.name, tuple(sample.labels.values())): sample.value for each in families for sample in each.samples}
     assert found["isthmus_link_state", ("ab", "Catching Up")] == 1
@@ -61,3 +66,20 @@ def test_metrics_of_links_and_partitions() -> None:
     assert {name for name, labels in found if "t" in labels}.isdisjoint(
         {sample.name for each in link_families([link], lambda name: (), traffic) for sample in each.samples}
     ), "off by a setting"
+
+
+def test_families_of_partitions_are_made_whole_or_not_at_all() -> None:
+    """They are made together as the first of them is read, and that is not begun again where it failed."""
+
+    class FailingOnce(Traffic):
+        failed = False
+
+        def known(self, place: Place) -> Counts | None:
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError("a bug")
+            return super().known(place)
+
+    for each in partition_families([link_status()], FailingOnce()):
+        with pytest.raises(RuntimeError, match="a bug"):
+            _ = each.samples

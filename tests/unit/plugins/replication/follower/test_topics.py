@@ -1005,6 +1005,21 @@ def test_what_a_killed_proxy_left_open_ends_before_another_source_is_followed() 
     on_cluster(work)
 
 
+def test_what_a_killed_proxy_had_on_its_way_is_seen_before_another_source_is_followed() -> None:
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        scene.detach()
+        scene.attach()
+        asyncio.get_running_loop().call_later(0.1, scene.found.partitions[0].write_values, b"late")
+        told = await scene.prepare(wanted(topic_id=ANOTHER_ID))
+        assert (told.ready, told.code) == (False, reasons.BROKER_UNAVAILABLE)
+        told = await scene.prepare(wanted(topic_id=ANOTHER_ID))
+        assert (told.ready, told.code) == (False, ReasonCode.TARGET_TOPIC_NOT_EMPTY)
+        assert scene.provenance() == [(SOURCE_ID, 0, None)]
+
+    on_cluster(work)
+
+
 def test_what_this_cluster_wrote_ends_before_it_follows() -> None:
     async def work(scene: Scene) -> None:
         topic = scene.cluster.add_topic(LOCAL)

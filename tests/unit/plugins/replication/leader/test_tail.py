@@ -429,6 +429,26 @@ def test_what_follows_a_decision_that_is_known_soon_does_not_wait_for_the_read_o
     on_tail(work)
 
 
+def test_nor_does_it_where_the_decision_is_waited_for_just_as_both_become_busy() -> None:
+    async def work(scene: Scene) -> None:
+        partition, stream = scene.read()
+        other, _ = scene.read("other")
+        await asyncio.sleep(10)  # nothing is busy
+        scene.owner.passing = lambda header, as_plain: not header.is_control
+        transactional(partition, 7, b"in it")
+        ends(partition, 7, committed=True)
+        other.write_values(b"x")
+        await asyncio.sleep(0.1)
+        assert stream.undecided
+        scene.owner.passing = lambda header, as_plain: True
+        stream.undecided = False
+        scene.tail.resume()
+        await asyncio.sleep(0.1)
+        assert scene.sent.records(stream) == b"".join(partition.log)
+
+    on_tail(work)
+
+
 # ---- compacted logs ----
 
 
