@@ -25,6 +25,8 @@ SHARED, LATER, OF_A, OF_B = 300, 40, 15, 25
 STATES = {6: "behind", 7: "ahead"}
 """What C is, by the step of the page for that."""
 BACK = 9
+BEFORE_IT_RECOVERS = BACK, 0
+"""The step and command that have A, which is back, lead to C no more: it follows B two commands later."""
 
 
 class Three(NamedTuple):
@@ -44,11 +46,22 @@ class Three(NamedTuple):
     def has(self, side: Side, end: int) -> None:
         until(f"it has {end} records", lambda: self.topic in side.topics() and side.end(self.topic) == end, 120)
 
-    def follows(self) -> bool:
+    def follow(self) -> bool:
         """Whether C follows B, and A does when it runs."""
-        followed = [self.names["b-to-c"], *([self.first.name] if self.first.a.proxy.running else [])]
-        sides = {self.names["b-to-c"]: (self.first.b, self.c), self.first.name: (self.first.a, self.first.b)}
-        return all(side.link(name)["state"] == "Following" for name in followed for side in sides[name])
+        a, b, link = self.first.a, self.first.b, self.first.name
+        followed = self._c_follows()
+        return followed and (not a.proxy.running or {side.link(link)["state"] for side in (a, b)} == {"Following"})
+
+    def nobody_follows_a(self) -> bool:
+        """Whether C follows B, and A, which is back and knows no better, leads what B refuses, and nothing to C."""
+        a, b, link = self.first.a, self.first.b, self.first.name
+        refused = [each["reason"] for each in a.link(link)["partitions"]] == ["NOT_FOLLOWING"]
+        led_to = [len(side.link(each)["mappings"]) for side, each in ((a, link), (b, link), (a, self.names["a-to-c"]))]
+        connected = all(side.link(link)["state"] != "Disconnected" for side in (a, b))
+        return self._c_follows() and connected and refused and led_to == [1, 0, 0]
+
+    def _c_follows(self) -> bool:
+        return {side.link(self.names["b-to-c"])["state"] for side in (self.first.b, self.c)} == {"Following"}
 
 
 def values(what: str, count: int) -> list[bytes]:
@@ -114,7 +127,9 @@ def test_one_takes_over_and_the_others_follow(three: Three, state: str, kill: Ki
     second = three.names["b-to-c"]
     lose(three, state)
     at_failover, at_c = (SHARED + LATER, SHARED) if state == "behind" else (SHARED, SHARED + LATER)
-    with Runbook("lost-source", three.first, three.relay, three.names, kill, three.follows, third=c) as book:
+    waits = kill is not None and (kill.step, kill.command) == BEFORE_IT_RECOVERS
+    well = three.nobody_follows_a if waits else three.follow
+    with Runbook("lost-source", three.first, three.relay, three.names, kill, well, third=c) as book:
         told = book.step("See what each has")
         assert all(str(each) in told for each in (at_failover, at_c)), told
         book.step("Fail over to B")
