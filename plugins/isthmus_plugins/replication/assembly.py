@@ -17,6 +17,7 @@ from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.client_views.cleanup_policies import CleanupPolicies
 from isthmus_plugins.replication.client_views.client_moves import ClientMoves
 from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
+from isthmus_plugins.replication.client_views.moved_members import MovedMembers
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_plugins.replication.client_views.stale_reads import StaleReads
 from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
@@ -98,6 +99,7 @@ class Parts:
     time_offsets: TimeOffsets
     moved_producers: MovedProducers
     client_moves: ClientMoves
+    moved_members: MovedMembers
     truncations: Truncations
     missed_deletions: MissedDeletions
     background_verification: BackgroundVerification
@@ -233,6 +235,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         time_offsets=TimeOffsets(context, peers),
         moved_producers=MovedProducers(context),
         client_moves=client_moves,
+        moved_members=MovedMembers(context),
         truncations=truncations,
         missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
         background_verification=background_verification,

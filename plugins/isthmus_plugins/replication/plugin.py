@@ -44,7 +44,7 @@ class ReplicationPlugin:
 
     @hookimpl
     def isthmus_connection_observers(self) -> Sequence[ConnectionObserver]:
-        return [self.parts.client_moves]
+        return [self.parts.client_moves, self.parts.moved_members]
 
     @hookimpl
     def isthmus_confirmers(self) -> Sequence[Confirmer]:

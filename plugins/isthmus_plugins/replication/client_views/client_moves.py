@@ -133,7 +133,7 @@ class ClientMoves(Part):
         now = self._clock.monotonic()
         if not self._times.any_here(now) or any(self._times.here(name, now) is None for name in named):
             return None
-        looks = partial(self._answered, session_id, _client_id(request), named[0], request.version)
+        looks = partial(self._answered, session_id, _client_id(request), request.now, named[0], request.version)
         return Replace(request.frame, answered_on_loop(looks))
 
     def _name(self, name: bytes | None, topic_id: bytes | None) -> str | None:
@@ -142,18 +142,22 @@ class ClientMoves(Part):
             return name.decode("utf-8", "replace") if len(name) <= TOPIC_NAME_CHARS_MAX else None
         return self._context.known_topic_name(topic_id) if topic_id is not None else None
 
-    def _answered(self, session_id: int, client_id: str, topic: str, version: int, frame: bytes) -> bytes | Gate:
+    def _answered(
+        self, session_id: int, client_id: str, asked: float, topic: str, version: int, frame: bytes
+    ) -> bytes | Gate:
         """The answer, as the connection is to see it."""
-        if not self._may_be_told(session_id, client_id):
+        if not self._may_be_told(session_id, client_id, asked):
             return frame
-        tell = partial(self._tell, session_id, client_id, topic, frame)
+        tell = partial(self._tell, session_id, client_id, asked, topic, frame)
         find = partial(_moved, version)
         return tell(find(frame)) if len(frame) <= ANSWER_BYTES_AT_ONCE else found_aside(find, tell, frame)
 
-    def _may_be_told(self, session_id: int, client_id: str) -> bool:
+    def _may_be_told(self, session_id: int, client_id: str, asked: float) -> bool:
         now = self._clock.monotonic()
         if now > self._context.lease_deadline:
             return False  # this cluster may lead again
+        if self._clients.is_being_told(session_id, asked):
+            return True
 
         def begun(topic: str) -> float | None:
             time = self._times.here(topic, now)
@@ -161,11 +165,15 @@ class ClientMoves(Part):
 
         return self._clients.may_be_told(session_id, client_id, begun, now)
 
-    def _tell(self, session_id: int, client_id: str, topic: str, frame: bytes, moved: bytes | None) -> bytes:
+    def _tell(
+        self, session_id: int, client_id: str, asked: float, topic: str, frame: bytes, moved: bytes | None
+    ) -> bytes:
         now = self._clock.monotonic()
         time = self._times.here(topic, now)
-        if moved is None or time is None or not self._may_be_told(session_id, client_id):
+        if moved is None or time is None or not self._may_be_told(session_id, client_id, asked):
             return frame  # it may have been told while a large answer was read
+        if self._clients.is_being_told(session_id, asked):
+            return moved
         self._clients.told(session_id, client_id, time.begun, now)
         self._count[time.move.key] += 1
         self._told.one(f"{time.move.prefix}, over link {time.move.link}, the last {client_id}")

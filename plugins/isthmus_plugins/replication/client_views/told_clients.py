@@ -7,6 +7,10 @@ Who is told closes its connections and opens others, here again while its name l
 were opened since then each client is told at that rate, by its host and its client id. That is no loop that costs
 anything, and it goes on until the name leads elsewhere. What it was told over older connections does not count: a
 consumer may have opened one here before it has heard from the other cluster (see ``client_moves``), and ask over that.
+
+What a connection asks beside that is told, too: what was on its way then, and what comes within :data:`MOMENT_S`.
+librdkafka (2.16) begins anew a moment later than it is told, and does not where an answer without the error comes in
+between: that stops the timer (``rd_kafka_rebootstrap_tmr_stop``), and it takes no notice of the error any more.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from typing import Final
 
 AGAIN_S: Final = 10.0
 """How often a connection, or a client that came back, is told again."""
+MOMENT_S: Final = 1.0
+"""How long a connection that was told is told again."""
 NAMES_MAX: Final = 16
 """Names, or what names begin with, that are remembered of a connection."""
 CLIENTS_MAX: Final = 10_000
@@ -100,6 +106,11 @@ class ToldClients:
         self._forget(now)
         told = self._told.get((connection.host, client_id))
         return len(self._told) < CLIENTS_MAX if told is None else not told[1]
+
+    def is_being_told(self, session_id: int, asked: float) -> bool:
+        """Whether what a connection asked then was on its way when it was told, or came a moment later."""
+        connection = self._connections.get(session_id)
+        return connection is not None and asked - connection.told_at < MOMENT_S
 
     def was_told(self, session_id: int, client_id: str, now: float) -> bool:
         """Whether a connection's client was told a short time ago, over this connection or another one."""

@@ -16,6 +16,7 @@ from isthmus_control.model import NamespaceKey, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_plugins.api import Client, Close, Gate, Replace, Request, ResponseHook
 from isthmus_plugins.replication.client_views.client_moves import ClientMoves
+from isthmus_plugins.replication.client_views.told_clients import MOMENT_S
 from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import REBOOTSTRAP_REQUIRED, TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.messages import build_request, build_response, decode_response, encode_request, encode_response
@@ -120,10 +121,36 @@ async def _seen(look: ResponseHook, answered: bytes) -> bytes | Gate:
 def test_who_asks_for_what_has_moved_is_told() -> None:
     case = Case()
     assert case.ask(1, "a-t") == REBOOTSTRAP_REQUIRED
+    case.now += MOMENT_S
     assert case.ask(1, "a-t") == 0
     assert case.moves.told(KEY) == 1
     (told,) = case.moves.metrics()
     assert [(each.labels, each.value) for each in told.samples] == [({"namespace": "a-"}, 1)]
+
+
+def test_what_a_connection_asks_beside_that_is_told_too() -> None:
+    """librdkafka does not look for another cluster where an answer without the error comes next."""
+    case = Case()
+    frame = encode_request(build_request(ApiKey.METADATA, V, {"topics": [{"name": "a-t"}]}), 7, "client")
+    found = [{"error_code": error_code(0), "name": "a-t", "partitions": []}]
+    answered = encode_response(build_response(ApiKey.METADATA, V, {"brokers": BROKERS, "topics": found}), 7)
+    on_its_way = [
+        case.hook.on_request(Request(frame, True, ApiKey.METADATA, V, 7, case.now, case.clients[1])) for _ in range(2)
+    ]
+    codes = []
+    for verdict in on_its_way:
+        case.now += 2 * MOMENT_S  # until the broker answers
+        assert isinstance(verdict, Replace)
+        assert verdict.on_response is not None
+        seen = asyncio.run(_seen(verdict.on_response, answered))
+        assert isinstance(seen, bytes)
+        answer: Any = decode_response(ApiKey.METADATA, V, seen)[1]
+        codes.append(int(answer.error_code))
+    assert codes == [REBOOTSTRAP_REQUIRED] * 2
+    assert case.ask(1, "a-t") == 0, "asked more than a moment later"
+    case.now += 10
+    assert [case.ask(1, "a-t") for _ in range(3)] == [REBOOTSTRAP_REQUIRED] * 3
+    assert case.moves.told(KEY) == 2
 
 
 def test_who_comes_back_is_told_again_and_then_after_a_while() -> None:
@@ -224,7 +251,7 @@ def test_without_a_link_nothing_is_remembered() -> None:
     assert hook.on_request(Request(frame, True, ApiKey.METADATA, V, 7, 1.0, Client(1, "h:1", 1))) is None
 
 
-def test_a_large_answer_is_read_aside_and_one_of_two_tells() -> None:
+def test_a_large_answer_is_read_aside_and_tells_once_of_two() -> None:
     async def work() -> None:
         case = Case()
         topics = [f"a-{number}" for number in range(2_000)]
@@ -252,6 +279,7 @@ def test_a_large_answer_is_read_aside_and_one_of_two_tells() -> None:
             assert isinstance(frame_seen, bytes)
             answer: Any = decode_response(ApiKey.METADATA, V, frame_seen)[1]
             codes.append(int(answer.error_code))
-        assert codes == [REBOOTSTRAP_REQUIRED, 0]
+        assert codes == [REBOOTSTRAP_REQUIRED] * 2
+        assert case.moves.told(KEY) == 1
 
     asyncio.run(work())
