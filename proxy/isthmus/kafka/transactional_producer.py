@@ -153,7 +153,8 @@ class TransactionalProducer:
     ) -> None:
         """A request has one batch of a partition, so what has several goes on when the one before is stored."""
         for batches in zip_longest(*([(place, batch) for batch in each] for place, each in places.items())):
-            request, records = {}, {}
+            request: dict[TopicPartition, bytes] = {}
+            records: dict[TopicPartition, int] = {}
             for place, batch in filter(None, batches):
                 sequence = self._sequences.get(place, 0)
                 records[place] = read_header(batch).last_offset_delta + 1
