@@ -13,6 +13,7 @@ Rules of namespaces and links (KIP-986, "User Interface"):
 - What comes from a cluster does not go back to it: a follower and a leader mapping whose local namespaces overlap are
   refused on one link, and on two links to one cluster where the remote ones overlap too (it would go round for ever).
 - Following reserves; detaching and deleting links leaves reserved what was. An attached namespace is not deleted.
+- Topics that are distributed over a tree are attached to no link (:mod:`isthmus_control.rules.trees`).
 - A link is asynchronous until it is altered; one that is synchronous has no informational namespace, and its topics go
   from the cluster that made it synchronous to the other one.
 """
@@ -58,6 +59,7 @@ from isthmus_control.rules.reversals import REVERSAL_HANDLERS
 from isthmus_control.rules.source_deletions import SOURCE_DELETION_HANDLERS
 from isthmus_control.rules.source_losses import SOURCE_LOSS_HANDLERS
 from isthmus_control.rules.sync import SYNC_HANDLERS
+from isthmus_control.rules.trees import TREE_HANDLERS
 from isthmus_control.rules.truncations import TRUNCATION_HANDLERS
 
 REMEMBERED_COMMANDS = 1024
@@ -185,6 +187,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **PROMOTION_HANDLERS,
     **REVERSAL_HANDLERS,
     **CLIENT_MOVE_HANDLERS,
+    **TREE_HANDLERS,
     **ACL_HANDLERS,
     **SYNC_HANDLERS,
     **CLAIM_HANDLERS,

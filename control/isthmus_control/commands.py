@@ -42,6 +42,7 @@ from isthmus_control.levels import (
     SOURCE_DELETIONS,
     SOURCE_LOSSES,
     STALE_READS,
+    TREES,
 )
 from isthmus_control.model import (
     PLAIN_TERMS,
@@ -678,6 +679,56 @@ class EndClientMove(Body):
     type: ResourceType
     prefix: str
     begun_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyTree(Body):
+    """This cluster is a leaf of this version of a tree (:class:`~isthmus_control.model.DistributionTree`).
+
+    The version follows the one that the cluster has, if it has one. Topics of a tree are attached to no link.
+    """
+
+    KIND: ClassVar[str] = "apply-tree"
+    SINCE: ClassVar[int] = TREES
+    version: int
+    leaf: str
+    prefixes: tuple[str, ...]
+    levels: tuple[int, ...]
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveTree(Body):
+    """Nothing is distributed from here any more. ``version``: that the cluster has."""
+
+    KIND: ClassVar[str] = "leave-tree"
+    SINCE: ClassVar[int] = TREES
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseTarget(Body):
+    """The distributor of a level is to write to this leaf (None: as the document says).
+
+    ``give_up``: without what the leaf before it could say, if that does not answer.
+    """
+
+    KIND: ClassVar[str] = "choose-target"
+    SINCE: ClassVar[int] = TREES
+    version: int
+    level: int
+    leaf: str | None
+    give_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDistributor(Body):
+    """This process distributes for a level of the tree, as long as its lease stands in the log."""
+
+    KIND: ClassVar[str] = "claim-distributor"
+    SINCE: ClassVar[int] = TREES
+    level: int
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -1448,6 +1499,10 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             AcceptReversal,
             MoveClients,
             EndClientMove,
+            ApplyTree,
+            LeaveTree,
+            ChooseTarget,
+            ClaimDistributor,
             SetOffsetsTopic,
             SetFollowerTopic,
             CompactFollowerTopic,

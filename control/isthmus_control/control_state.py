@@ -15,12 +15,13 @@ from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED, LEFT_OUT, since
 from isthmus_control.concerns import Beyond
-from isthmus_control.levels import CLIENT_MOVES, CONSENT, ORIGINS, REVERSALS, SIGNING, SOURCE_LOSSES
+from isthmus_control.levels import CLIENT_MOVES, CONSENT, ORIGINS, REVERSALS, SIGNING, SOURCE_LOSSES, TREES
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
     Claim,
     ClientMove,
+    DistributionTree,
     FollowerTopic,
     GroupClaim,
     HeldConfig,
@@ -54,7 +55,8 @@ class ControlState:
 
     ``level`` is the log's feature level; ``key_id`` is the id of the control key that its records are signed with
     (empty: they are not). ``reversals`` are those under way, by their ids; ``client_moves`` are those whose time nobody
-    has seen to be over.
+    has seen to be over. ``tree`` is the one that this cluster is a leaf of; ``distributors``: by level of it, the
+    process that distributes, as long as its lease is among ``proxies``.
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
@@ -87,6 +89,8 @@ class ControlState:
     promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
     reversals: Mapping[str, Reversal] = field(default_factory=dict, metadata=since(REVERSALS))
     client_moves: Mapping[NamespaceKey, ClientMove] = field(default_factory=dict, metadata=since(CLIENT_MOVES))
+    tree: DistributionTree | None = field(default=None, metadata=since(TREES))
+    distributors: Mapping[int, str] = field(default_factory=dict, metadata=since(TREES))
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)

@@ -58,6 +58,8 @@ CLIENT_MOVES: Final = 6
 """Clients of what another cluster leads now are told to look for it, for a time."""
 DRILLS: Final = 6
 """A failover is tried on a copy of what follows, over a link that leads nowhere."""
+TREES: Final = 6
+"""Topics are distributed over a tree of clusters that all take writes."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -80,7 +82,8 @@ LEVELS: Final[Mapping[int, str]] = {
     "clients that are still at the cluster which led are told to ask their bootstrap servers again (--move-clients); "
     "what follows is compared with its source again and again, as the brokers of both clusters hold it "
     "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded; "
-    "a failover is tried on a copy of what follows (isthmus drill failover)",
+    "a failover is tried on a copy of what follows (isthmus drill failover); "
+    "topics are distributed over a tree of clusters that all take writes (isthmus tree)",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

@@ -885,6 +885,28 @@ class ClientMove:
 
 
 @dataclass(frozen=True, slots=True)
+class DistributionTree:
+    """The tree that this cluster is a leaf of, under the name ``leaf``.
+
+    ``prefixes``: of the topics that are distributed. ``levels``: those above the leaf, the lowest first; it has a
+    distributor for each. ``document``: all of the tree, as canonical JSON. ``chosen``: by level, the target that an
+    operator has chosen since, in place of the document's. ``given_up``: the levels, rising, at which
+    the target before the one that was chosen is given up if it does not answer: what it was given last is given again.
+    """
+
+    version: int
+    leaf: str
+    prefixes: tuple[str, ...]
+    levels: tuple[int, ...]
+    document: str
+    chosen: Mapping[int, str] = field(default_factory=dict)
+    given_up: tuple[int, ...] = ()
+
+    def __contains__(self, topic: str) -> bool:
+        return any(contains(ResourceType.TOPIC, prefix, topic) for prefix in self.prefixes)
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerClaim:
     """A broker and the address at which the proxy serves its clients."""
 

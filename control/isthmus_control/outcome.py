@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from isthmus_control.model import (
     ClientMove,
+    DistributionTree,
     FollowerTopic,
     HeldConfig,
     Link,
@@ -126,6 +127,22 @@ class ClientMoveChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeChanged:
+    """This cluster has another version of its tree, another target was chosen, or it has left the tree."""
+
+    before: DistributionTree | None
+    after: DistributionTree | None
+
+
+@dataclass(frozen=True, slots=True)
+class DistributorClaimed:
+    """The process that distributes for a level from now on."""
+
+    level: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerTopicChanged:
     before: FollowerTopic | None
     after: FollowerTopic | None
@@ -225,6 +242,8 @@ Change = (
     | PromotionChanged
     | ReversalChanged
     | ClientMoveChanged
+    | TreeChanged
+    | DistributorClaimed
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged

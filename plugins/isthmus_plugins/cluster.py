@@ -25,6 +25,10 @@ class KafkaRefused(Exception):
         self.message = message
 
 
+class ProducerFenced(Exception):
+    """Another producer has begun with the same transactional id: what this one has open was aborted."""
+
+
 class NewTopic(NamedTuple):
     """A topic that may be created."""
 
@@ -89,6 +93,26 @@ class ProduceConnection(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+class Transactions(Protocol):
+    """A producer of one transactional id, which whoever uses the id next fences: one transaction at a time."""
+
+    async def begin(self) -> None:
+        """Fence whoever had the id before: what that left open is aborted by then. Raises BrokerUnavailable."""
+
+    async def commit(
+        self,
+        batches: Mapping[TopicPartition, Sequence[bytes]],
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> Mapping[TopicPartition, int]:
+        """Append batches of no producer, in their order, and commit a group's offsets, all or nothing; where logs go on
+        behind what was appended.
+
+        Raises ProducerFenced; BrokerUnavailable and KafkaRefused, which leave open whether it was committed. After any
+        of them :meth:`begin` again, and read what was committed.
+        """
 
 
 class FetchPartition(NamedTuple):
@@ -319,9 +343,12 @@ class ClusterApi(Protocol):
         """The ids of all consumer groups that some coordinator knows, of whatever kind."""
 
     async def committed_offsets(
-        self, groups: Collection[str]
+        self, groups: Collection[str], stable: bool = False
     ) -> Mapping[str, Mapping[TopicPartition, CommittedOffset]]:
-        """What groups have committed, by (topic, partition). Groups that cannot be asked now are left out."""
+        """What groups have committed, by (topic, partition). Groups that cannot be asked now are left out.
+
+        ``stable``: so are those of which a transaction that commits offsets has not ended.
+        """
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], retention_ms: int | None = None
@@ -360,3 +387,15 @@ class ClusterApi(Protocol):
         """The connection of this ``lane`` to a broker: made if there is none that is open."""
 
     async def fetch_connection(self, broker_id: int, lane: str) -> FetchConnection: ...
+
+    def transactions(self, transactional_id: str) -> Transactions:
+        """The producer of a transactional id. It has not begun yet."""
+
+
+class OtherCluster(ClusterApi, Protocol):
+    """Access to another cluster, as its own brokers give it."""
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    async def close(self) -> None: ...

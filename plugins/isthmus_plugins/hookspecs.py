@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from isthmus_plugins.namespace_plugins import NamespacePlugin
     from isthmus_plugins.observers import ConnectionObserver, LinkObserver
     from isthmus_plugins.process import PluginContext
+    from isthmus_plugins.trees import TreeOperations
 
 PROJECT = "isthmus"
 
@@ -84,3 +85,8 @@ def isthmus_metrics() -> Iterable[Metric]:  # type: ignore[empty-body]
 @hookspec(firstresult=True)
 def isthmus_link_operations() -> LinkOperations | None:
     """What operators can do with links. The first plugin that answers serves ``/v1/links``."""
+
+
+@hookspec(firstresult=True)
+def isthmus_tree_operations() -> TreeOperations | None:
+    """What operators can do with the tree of clusters. The first plugin that answers serves ``/v1/tree``."""

@@ -15,7 +15,7 @@ from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
 from isthmus_plugins.accepting import Acceptor
 from isthmus_plugins.api import Tap
-from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi
+from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, OtherCluster
 from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.tasks import Supervision
@@ -159,6 +159,12 @@ class PluginContext(Protocol):
 
     def unseal(self, sealed: Sealed, purpose: str) -> bytes:
         """The secret again. Raises SealingError where this proxy's control keys do not open it."""
+
+    async def other_cluster(self, name: str, bootstrap: Sequence[str]) -> OtherCluster:
+        """Connect to the brokers of another cluster of a tree, as this proxy's configuration says of that ``name``.
+
+        Raises BrokerUnavailable. Whoever asked closes it.
+        """
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has.

@@ -169,6 +169,47 @@ def rewrite_header(
     return Rewritten(batches, {values: Found(first_offsets[values], count) for values, count in counts.items()})
 
 
+def without_header(batch: Frame, name: bytes) -> bytes | None:
+    """The same batch with no header ``name`` in any record, of the same producer; None where no record has one.
+
+    Raises MalformedBatch (CorruptBatch), UnsupportedBatch, BatchTooLarge.
+    """
+    header = whole_header(batch)
+    if not header.record_count:
+        return None
+    payload = decompress(memoryview(batch)[HEADER_SIZE:], header.compression, limit=DECOMPRESSED_MAX)
+    named = b"".join(nullable(name))
+    if payload.find(named) < 0:
+        return None
+    verify_crc(batch)
+    parts: list[bytes] = []
+    position, taken = 0, False
+    try:
+        for _ in range(header.record_count):
+            length, begin = _read(payload, position)
+            end = begin + length
+            if length < 1 or end > len(payload):
+                raise MalformedBatch(f"a record of {length} bytes cannot be, {len(payload) - begin} are left")
+            _, at = read_varint(payload, begin + 1, VARLONG_BITS)
+            _, at = _read(payload, at)
+            for what in ("key", "value"):
+                length, at = _read(payload, at)
+                if length < -1:
+                    raise MalformedBatch(f"a {what} of {length} bytes")
+                at += max(length, 0)
+            values, (count, before, behind) = _headers(payload, at, end, named)
+            others = read_varint(count, 0, VARINT_BITS)[0] - 1
+            record = payload[begin:at] + varint(others) + before + behind if values else payload[begin:end]
+            parts += (varint(len(record)), record)
+            taken |= bool(values)
+            position = end
+    except IndexError:
+        raise MalformedBatch("a record ends beyond its batch") from None
+    if position != len(payload):
+        raise MalformedBatch(f"{len(payload) - position} bytes are left after the last record")
+    return seal(header, compress(b"".join(parts), header.compression)) if taken else None
+
+
 def _read(payload: bytes, position: int) -> tuple[int, int]:
     """As :func:`read_varint` of 32 bits, sooner where it is of two bytes."""
     byte = payload[position]

@@ -324,6 +324,22 @@ def restamp(batch: Frame, *, base_offset: int = 0, producer_id: int, producer_ep
     return b"".join((packed, memoryview(batch)[HEADER_SIZE:]))
 
 
+def in_transaction(batch: Frame, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+    """A copy of a batch of no producer as one of a producer's transaction.
+
+    Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
+    """
+    header = whole_header(batch)
+    _verify(batch, header)
+    stamped = header._replace(
+        attributes=header.attributes | TRANSACTIONAL_BIT,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+    return seal(stamped, memoryview(batch)[HEADER_SIZE:])
+
+
 def as_committed(batch: Frame) -> bytes:
     """A copy of a batch of a committed transaction as a plain batch: consumers read the same of it.
 

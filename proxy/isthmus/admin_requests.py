@@ -94,6 +94,9 @@ class AdminRequests:
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         return self._request("POST", path, query, body)
 
+    def put(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._request("PUT", path, {}, body)
+
     def patch(self, path: str, body: Mapping[str, Any], **query: Any) -> Any:
         return self._request("PATCH", path, query, body)
 

@@ -26,6 +26,8 @@ from isthmus.kafka.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, Ses
 from isthmus.kafka.group_existence import group_exists
 from isthmus.kafka.groups import GroupClient
 from isthmus.kafka.results import ProducerIdentity, ResourceType, TopicPartition, as_error
+from isthmus.kafka.security import SecuritySpec
+from isthmus.kafka.transactional_producer import TransactionalProducer
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.model import is_internal_topic
 from isthmus_plugins.cluster import (
@@ -37,6 +39,7 @@ from isthmus_plugins.cluster import (
     NewTopic,
     PartitionInfo,
     ProduceResult,
+    ProducerFenced,
     ProducerState,
     Refused,
     TopicInfo,
@@ -97,7 +100,7 @@ class _Errors:
                 raise BrokerUnavailable(str(error)) from error
             raise KafkaRefused(error.code, error.name, error.message or "") from error
         if isinstance(error, Exception) and not isinstance(
-            error, TimeoutError | OurBug | BrokerUnavailable | KafkaRefused
+            error, TimeoutError | OurBug | BrokerUnavailable | KafkaRefused | ProducerFenced
         ):
             # It is all made of what a broker said: an answer that nobody foresaw must not end who asked.
             log.error("answer not understood", extra={"error": repr(error)}, exc_info=error)
@@ -441,11 +444,11 @@ class ClusterAccess:
             return await self._groups.ids()
 
     async def committed_offsets(
-        self, groups: Collection[str]
+        self, groups: Collection[str], stable: bool = False
     ) -> Mapping[str, Mapping[tuple[str, int], CommittedOffset]]:
         """What groups have committed; those that cannot be asked now are left out."""
         with _ERRORS:
-            return await self._groups.committed(groups)
+            return await self._groups.committed(groups, stable)
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[tuple[str, int], CommittedOffset], retention_ms: int | None = None
@@ -498,6 +501,57 @@ class ClusterAccess:
         if known is None or known.connection is not connection:
             known = self._fetching[broker_id, lane] = FetchOverConnection(connection)
         return known
+
+    def transactions(self, transactional_id: str) -> Transactions:
+        """The producer of a transactional id."""
+        return Transactions(self._client, transactional_id)
+
+
+class Transactions:
+    """Transactions of one transactional id."""
+
+    def __init__(self, client: ClusterClient, transactional_id: str) -> None:
+        self._producer = TransactionalProducer(client, transactional_id)
+
+    async def begin(self) -> None:
+        """Fence whoever had the id before."""
+        with _ERRORS:
+            await self._producer.begin()
+
+    async def commit(
+        self,
+        batches: Mapping[tuple[str, int], Sequence[bytes]],
+        group: str,
+        offsets: Mapping[tuple[str, int], CommittedOffset],
+    ) -> Mapping[tuple[str, int], int]:
+        """Append batches and commit a group's offsets, all or nothing; where logs go on behind what was appended."""
+        with _ERRORS:
+            return await self._producer.commit(batches, group, offsets)
+
+
+class OtherCluster(ClusterAccess):
+    """Another cluster, over a client of its own."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        super().__init__(client)
+        assert client.cluster_id is not None
+        self.cluster_id = client.cluster_id
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+
+async def other_cluster(bootstrap: Sequence[str], security: SecuritySpec) -> OtherCluster:
+    """Raises BrokerUnavailable."""
+    client = ClusterClient(bootstrap, security)
+    try:
+        with _ERRORS:
+            await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    return OtherCluster(client)
 
 
 def _topic(info: results.TopicInfo) -> TopicInfo:

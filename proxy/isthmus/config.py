@@ -442,6 +442,12 @@ class ReplicationSection(Section):
     """Whether metrics have series for each partition of a link. Where there are many thousands, links' own will do."""
 
 
+class DistributionSection(Section):
+    clients_directory: FilePath | None = None
+    """Where ``NAME.properties`` says, for each other cluster of the tree, how this proxy connects to its brokers. None:
+    without TLS and authentication."""
+
+
 class PluginsSection(Section):
     enabled: Annotated[tuple[str, ...], Field(strict=False)] = ("reservation", "replication")
     """Names of the entry point group ``isthmus.plugins``, in the order in which their hooks are called."""
@@ -460,6 +466,7 @@ class ProxyConfig(Section):
     data: DataSection = Field(default_factory=DataSection)
     capture: CaptureSection = Field(default_factory=CaptureSection)
     replication: ReplicationSection = Field(default_factory=ReplicationSection)
+    distribution: DistributionSection = Field(default_factory=DistributionSection)
     plugins: PluginsSection = Field(default_factory=PluginsSection)
     _source: str = PrivateAttr("configuration")
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isthmus.cluster_access import ClusterAccess
+from isthmus.client_properties import read_security
+from isthmus.cluster_access import ClusterAccess, OtherCluster, other_cluster
 from isthmus.config import Address, LinkListenerSection
 from isthmus.control_log import ControlLog
-from isthmus.errors import PeerFault
+from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Front
+from isthmus.kafka.security import SecuritySpec
 from isthmus.session.listener import Gateway
 from isthmus.topic_names import TopicNames
 from isthmus_control.commands import Body
@@ -94,6 +96,7 @@ class Context:
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
         capture_allowed: CaptureAllowed,
+        clients_directory: Path | None,
         partition_metrics: bool,
         supervision: Supervision,
     ) -> None:
@@ -113,6 +116,7 @@ class Context:
         self.link_listener: LinkListenerSpec | None = None
         self.link_observers = LinkObservers()
         self.fronted_brokers = front.brokers
+        self._clients_directory = clients_directory
         self._internal_topic_ids: list[bytes] = []
         self._topic_names = TopicNames(cluster)
         self._control_log = control_log
@@ -170,6 +174,17 @@ class Context:
     def unseal(self, sealed: Sealed, purpose: str) -> bytes:
         """The secret again. Raises SealingError where this proxy's control keys do not open it."""
         return self._sealer.open(sealed, purpose).reveal()
+
+    async def other_cluster(self, name: str, bootstrap: Sequence[str]) -> OtherCluster:
+        """Connect to the brokers of another cluster of a tree, as the client's file of its name says."""
+        security = SecuritySpec()
+        try:
+            if self._clients_directory is not None:
+                file = self._clients_directory / f"{name}.properties"
+                security = await asyncio.to_thread(read_security, file)
+            return await other_cluster(bootstrap, security)
+        except (ConfigurationError, ValueError) as error:
+            raise BrokerUnavailable(f"cluster {name} cannot be connected to: {error}") from error
 
     async def topic_names(self, topic_ids: Collection[bytes]) -> Mapping[bytes, str]:
         """The names of topics by their ids, of those that the cluster has; read where one is not known."""

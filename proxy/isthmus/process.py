@@ -277,6 +277,7 @@ class Process:
             config.data.directory,
             config.replication.offsets_keyring_file,
             CaptureAllowed(config.capture.files_directory, frozenset(config.capture.servers_allowed)),
+            config.distribution.clients_directory,
             config.replication.partition_metrics,
             self._supervision,
         )
@@ -320,6 +321,7 @@ class Process:
         self._services.export = control_log.export
         self._services.gateway = gateway
         self._services.links = self._hooks.hook.isthmus_link_operations()
+        self._services.trees = self._hooks.hook.isthmus_tree_operations()
         self._services.plugins = self._namespace_host
         self._source.gateway = gateway
         self._source.data = self._data

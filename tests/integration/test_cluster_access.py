@@ -10,11 +10,12 @@ import uvloop
 from support.kafka import unique
 
 from isthmus.cluster_access import ClusterAccess, FetchOverConnection
+from isthmus.errors import OurBug
 from isthmus.kafka.client import LATEST, ClusterClient
 from isthmus.kafka.results import TopicPartition
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.load import batch
-from isthmus_plugins.cluster import FetchPartition
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, FetchPartition, ProducerFenced
 from isthmus_protocol.records import walk
 
 pytestmark = pytest.mark.brokers
@@ -95,5 +96,42 @@ def test_only_changes_are_answered_in_a_fetch_session(kafka_of_each_version: Kaf
         assert await read(*wanted) == {}
         connection.close()
         assert await read(*wanted) == {0: 0, 1: 0, 2: 0}
+
+    on_cluster(kafka_of_each_version, test)
+
+
+def test_a_transaction_has_batches_and_offsets_or_neither(kafka_of_each_version: KafkaCluster) -> None:
+    """Whoever begins with a transactional id has what was open before aborted, and who had it is told."""
+
+    async def test(access: ClusterAccess, topic: str, topic_id: bytes) -> None:
+        group = unique("positions-")
+        first, second = (access.transactions(group) for _ in range(2))
+        await first.begin()
+        for number in (1, 2, 3):
+            batches = {(topic, 0): [plain(), plain()], (topic, 1): [plain()]} if number < 3 else {}
+            ends = await first.commit(batches, group, {(topic, 0): CommittedOffset(number, f"term {number}")})
+            assert ends == ({(topic, 0): 7 * number - 1, (topic, 1): 4 * number - 1} if number < 3 else {})
+
+        async def committed() -> CommittedOffset:
+            """Groups whose last transaction is being completed are left out."""
+            async with asyncio.timeout(10):
+                while True:
+                    found = await access.committed_offsets([group], stable=True)
+                    if group in found:
+                        return found[group][topic, 0]
+                    await asyncio.sleep(0.01)
+
+        assert await committed() == CommittedOffset(3, "term 3")
+        assert [await access.last_stable_offset(topic, index) for index in (0, 1)] == [14, 8]  # a marker each time
+        await second.begin()
+        with pytest.raises(ProducerFenced, match=group):
+            await first.commit({(topic, 0): [plain()]}, group, {(topic, 0): CommittedOffset(4, "fenced")})
+        with pytest.raises(OurBug, match="begin first"):
+            await first.commit({}, group, {(topic, 0): CommittedOffset(4, "in doubt")})
+        with pytest.raises(BrokerUnavailable):
+            await second.commit({("no-such-topic", 0): [plain()]}, group, {(topic, 0): CommittedOffset(5, "refused")})
+        await second.begin()
+        assert await committed() == CommittedOffset(3, "term 3")
+        assert await access.log_end(topic, 0) == await access.last_stable_offset(topic, 0)
 
     on_cluster(kafka_of_each_version, test)

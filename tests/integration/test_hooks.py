@@ -129,6 +129,11 @@ class Witness(NamespacePlugin):
         witness("link_operations")
         return None
 
+    @hookimpl(tryfirst=True)
+    def isthmus_tree_operations(self):
+        witness("tree_operations")
+        return None
+
 
 plugin = Witness()
 app = typer.Typer()
@@ -250,6 +255,12 @@ def test_hook_metrics(scene: Scene) -> None:
 def test_hook_link_operations(scene: Scene) -> None:
     assert len(scene.said("link_operations")) == 2, "it was asked first, and had no answer"
     assert scene.pair.a.link(scene.pair.name)["link_name"] == scene.pair.name
+
+
+def test_hook_tree_operations(scene: Scene) -> None:
+    assert len(scene.said("tree_operations")) == 2
+    answer = httpx.get(f"{scene.pair.a.proxy.url}/v1/tree", timeout=10, trust_env=False)
+    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), "nobody has an answer"
 
 
 def test_hook_stop(scene: Scene) -> None:

@@ -73,6 +73,7 @@ from isthmus_control.rules.offsets_topics import offsets_topic_ended, topics_det
 from isthmus_control.rules.source_deletions import check_none_under_way
 from isthmus_control.rules.source_losses import kept, released, without_losses
 from isthmus_control.rules.sync import check_synchronous, mode_changed, records_ended
+from isthmus_control.rules.trees import check_not_distributed
 from isthmus_control.rules.truncations import cancelled
 
 LINKS_MAX = 1_000
@@ -456,6 +457,7 @@ def _attach(
         return _attach_again(state, link, attached, mapping)
     for other_link, other in ((link_, m) for _, link_ in sorted(state.links.items()) for m in link_.mappings):
         _check_pair(link, mapping, other_link, other)
+    check_not_distributed(state, mapping)
     after = namespace
     if body.role is Role.FOLLOWER:
         state = without_claims(state, link.name, mapping)

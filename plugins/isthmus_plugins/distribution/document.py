@@ -3,11 +3,13 @@
 ::
 
     version: 1
+    topics: [orders-]                          # prefixes of those that are distributed
     header: isthmus-copy-flags                 # of records; this by default, the same in all versions
-    clusters:
-      cluster-1: {bootstrap_servers: "a-1:9092,a-2:9092"}
-      cluster-2: {bootstrap_servers: "b-1:9092"}
-      cluster-3: {bootstrap_servers: "c-1:9092"}
+    exactly_once: true                         # over each hop; this by default
+    clusters:                                  # brokers, as proxies of the other clusters reach them
+      cluster-1: {cluster_id: 5L6g3nShT-eMCtK--X86sw, bootstrap_servers: "a-1:9092,a-2:9092"}
+      cluster-2: {cluster_id: 0q7dTzCfSBWTe6jbdoOBWA, bootstrap_servers: "b-1:9092"}
+      cluster-3: {cluster_id: vPeOCWypqUOSepEvx0cbog, bootstrap_servers: "c-1:9092"}
     tree: [[cluster-1, cluster-2], cluster-3]  # or, with levels: {level: 3, sides: [{level: 1, sides: [...]}, ...]}
     targets:
       cluster-3: {3: cluster-2}                # of its distributor of level 3; one of the other side by default
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
 from isthmus_plugins.distribution.targets import Targets, wrong_targets
@@ -36,7 +38,11 @@ STEP: Final = 4
 """Between the levels of subtrees that stand in each other, where there is room for it."""
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
-_Level = Annotated[int, Field(ge=1, le=LEVELS_MAX)]
+_Level = Annotated[
+    int, BeforeValidator(lambda key: int(key) if str(key).isdecimal() else key), Field(ge=1, le=LEVELS_MAX)
+]
+"""A key of an object, so in JSON it is text."""
+_Prefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")]
 
 
 class _Section(BaseModel):
@@ -44,12 +50,20 @@ class _Section(BaseModel):
 
 
 class Cluster(_Section):
+    cluster_id: str = Field(min_length=1, max_length=100)
     bootstrap_servers: str = Field(min_length=1)
+    """host:port of brokers, not of proxies: these take no flags from anybody."""
+
+    @property
+    def servers(self) -> list[str]:
+        return [each.strip() for each in self.bootstrap_servers.split(",")]
 
 
 class _Document(_Section):
     version: int = Field(ge=1, le=2**31 - 1)
+    topics: list[_Prefix] = Field(min_length=1, max_length=1_000)
     header: str = Field(default=HEADER_NAME, min_length=1, max_length=200)
+    exactly_once: bool = True
     clusters: dict[_Name, Cluster] = Field(max_length=CLUSTERS_MAX)
     tree: Any
     targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
@@ -58,8 +72,14 @@ class _Document(_Section):
 @dataclass(frozen=True, slots=True)
 class TreeDocument:
     tree: Tree
+    topics: tuple[str, ...]
     clusters: Mapping[str, Cluster]
     targets: Targets
+    exactly_once: bool = True
+
+    def leaf_of(self, cluster_id: str) -> str | None:
+        """What a cluster is called in the tree; None: it is not in it."""
+        return next((name for name, each in self.clusters.items() if each.cluster_id == cluster_id), None)
 
 
 def read_document(text: str, before: Tree | None = None) -> TreeDocument:
@@ -78,6 +98,8 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         raise TreeError(
             [f"cluster {name} is not in the tree: put it beside another one, or out of `clusters`" for name in left]
         )
+    if problems := [*_overlapping(document.topics), *_twice(document.clusters)]:
+        raise TreeError(problems)
     numbering = _Numbering(before, step=min(STEP, LEVELS_MAX // drawn.height))
     root = numbering.subtree(drawn, LEVELS_MAX + 1)
     if numbering.problems:
@@ -86,7 +108,22 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
     targets = {(leaf, level): target for leaf, of in document.targets.items() for level, target in of.items()}
     if problems := list(wrong_targets(tree, targets)):
         raise TreeError(problems)
-    return TreeDocument(tree, document.clusters, targets)
+    return TreeDocument(tree, tuple(document.topics), document.clusters, targets, document.exactly_once)
+
+
+def _overlapping(prefixes: list[str]) -> Iterator[str]:
+    for number, prefix in enumerate(prefixes):
+        for other in prefixes[:number]:
+            if prefix.startswith(other) or other.startswith(prefix):
+                yield f"topics: {other!r} and {prefix!r} overlap: keep the shorter one"
+
+
+def _twice(clusters: Mapping[str, Cluster]) -> Iterator[str]:
+    names: dict[str, str] = {}
+    for name, cluster in clusters.items():
+        if cluster.cluster_id in names:
+            yield f"clusters {names[cluster.cluster_id]} and {name} have one cluster_id: a cluster is a leaf once"
+        names[cluster.cluster_id] = name
 
 
 # ---- YAML ----
@@ -259,7 +296,9 @@ def written(document: TreeDocument) -> dict[str, Any]:
         targets.setdefault(leaf, {})[level] = target
     return {
         "version": document.tree.version,
+        "topics": list(document.topics),
         "header": document.tree.header,
+        "exactly_once": document.exactly_once,
         "clusters": {name: cluster.model_dump() for name, cluster in document.clusters.items()},
         "tree": _written(document.tree.root),
         "targets": targets,

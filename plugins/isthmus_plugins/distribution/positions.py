@@ -16,6 +16,8 @@ a leaf is lost          a new stretch begins where the first that was its was se
 a leaf joins            a distributor begins at the log's start; the leaf beside the new one *fills* it: everything
                         up to the log's end of that moment, whatever its flags, and live from there on
 a leaf is taken out     when nobody gives it anything any more, and what it has is settled (:func:`keeps`)
+the source's log is     a new stretch begins where its log ends now, and what comes there is given; what was given of
+cut (unclean election)  the lost part stays with those who got it
 ======================  ===============================================================================================
 
 *Settled* comes from the target, since its own distributors keep the same at their source: messages are settled once the
@@ -132,6 +134,15 @@ class Course:
                 return replace(self, stretches=(*kept, again))
         return self
 
+    def cut(self, end: int) -> Course:
+        """The source's log was cut: what it holds from ``end`` on now is new, whatever was given of what was there."""
+        kept = tuple(
+            stretch._replace(settled=min(stretch.settled, end)) for stretch in self.stretches if stretch.start < end
+        )
+        following = Stretch(_next(self.current.term), self.current.leaf, end, end)
+        cut = replace(self, stretches=(*kept, following), fill_until=min(self.fill_until, end))
+        return cut._without_settled()
+
     def settle(self, term: Term, position: int) -> Course:
         """All leaves of a subtree have what one of them was given in this term before ``position``."""
         stretches = list(self.stretches)
@@ -180,6 +191,11 @@ class Reports:
         self._marks.append((position, target_end))
         if len(self._marks) > MARKS_MAX:
             self._marks = deque(list(self._marks)[1::2])
+
+    def ends_at(self, target_end: int) -> None:
+        """Where the target's log ends now. If that was behind it before, the log has lost what it was given last."""
+        if self._marks and self._marks[-1][1] > target_end:
+            self._marks = deque((position, min(end, target_end)) for position, end in self._marks)
 
     def settled(self, below: int | None) -> int | None:
         """What is settled since; None: nothing more. ``below``: of :func:`settled_below`, read after these marks."""

@@ -19,7 +19,16 @@ from typing import Annotated, Any, Final
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from isthmus.admin import audit_routes, control_routes, grant_routes, namespace_routes, plugin_routes, problems, views
+from isthmus.admin import (
+    audit_routes,
+    control_routes,
+    grant_routes,
+    namespace_routes,
+    plugin_routes,
+    problems,
+    tree_routes,
+    views,
+)
 from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.models import (
     AlterNamespaceRequest,
@@ -131,6 +140,7 @@ def create_app(services: AdminServices, operations: Operations | None = None) ->
     plugin_routes.install(app, services)
     control_routes.install(app, services)
     audit_routes.install(app, services)
+    tree_routes.install(app, services)
     grant_routes.install(app, lambda: _operations(services))
     _links(app, services, operations or Operations(services.supervision))
     _state(app, services)

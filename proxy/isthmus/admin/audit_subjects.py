@@ -1,4 +1,4 @@
-"""What a change is about, and how that looks: a namespace, a link, tokens, a topic, or the control log itself."""
+"""What a change is about, and how that looks: a namespace, a link, tokens, a topic, the tree, or the control log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Subject(NamedTuple):
     """Something by its kind and name."""
 
     kind: str
-    """``namespaces``, ``links``, ``link-tokens``, ``topics`` or ``control``, as in paths."""
+    """``namespaces``, ``links``, ``link-tokens``, ``topics``, ``tree`` or ``control``, as in paths."""
     type: str
     """Of a namespace; else empty."""
     name: str
@@ -41,6 +41,12 @@ class Subject(NamedTuple):
                 token_id: {"may": [str(each) for each in token.grants], "expires_ms": token.expires_ms}
                 for token_id, token in sorted(state.link_tokens.items())
             }
+        if self.kind == "tree":
+            tree = state.tree
+            if tree is None:
+                return None
+            chosen = {str(level): leaf for level, leaf in sorted(tree.chosen.items())}
+            return {"version": tree.version, "leaf": tree.leaf, "topics": list(tree.prefixes), "targets": chosen}
         return {"level": state.level, "key_id": state.key_id or None}
 
 
@@ -54,7 +60,7 @@ def subject_of(path: str, asked: Mapping[str, Any]) -> Subject | None:
         return Subject(kind, type_, str(asked.get("prefix", "")))
     if kind in ("links", "topics"):
         return Subject(kind, "", named or str(asked.get("link_name", "")))
-    return Subject(kind, "", "") if kind in ("control", "link-tokens") else None
+    return Subject(kind, "", "") if kind in ("control", "link-tokens", "tree") else None
 
 
 def _namespace(state: ControlState, type_: str, prefix: str) -> Mapping[str, Any] | None:

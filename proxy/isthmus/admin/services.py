@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_host import NamespaceHost
     from isthmus_plugins.tasks import Supervision
+    from isthmus_plugins.trees import TreeOperations
 
 
 class AuditPort(Protocol):
@@ -89,6 +90,8 @@ class AdminServices:
     gateway: Gateway | None = None
     links: LinkOperations | None = None
     """None, once the process is up: no plugin offers links."""
+    trees: TreeOperations | None = None
+    """None, once the process is up: no plugin offers trees."""
     plugins: NamespaceHost | None = None
     started: float = field(default_factory=monotonic)
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))

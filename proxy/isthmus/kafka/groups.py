@@ -75,15 +75,20 @@ class GroupClient:
         answers = await asyncio.gather(*(ask(node_id) for node_id in self._client.brokers))
         return {group for answer in answers for group in answer}
 
-    async def committed(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """The committed offsets of groups; groups whose coordinator does not report them now are left out."""
+    async def committed(
+        self, groups: Collection[str], stable: bool = False
+    ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        """The committed offsets of groups; groups whose coordinator does not report them now are left out.
+
+        ``stable``: so are groups of which a transaction that commits offsets has not ended (KIP-447).
+        """
         found: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         by_coordinator: dict[int, list[str]] = {}
         for group, node_id in (await self._find(groups)).items():
             by_coordinator.setdefault(node_id, []).append(group)
         await asyncio.gather(
             *(
-                self._read(node_id, chunk, found)
+                self._read(node_id, chunk, stable, found)
                 for node_id, asked in by_coordinator.items()
                 for chunk in _chunks(asked)
             )
@@ -91,14 +96,18 @@ class GroupClient:
         return found
 
     async def _read(
-        self, node_id: int, groups: Sequence[str], found: dict[str, dict[TopicPartition, CommittedOffset]]
+        self,
+        node_id: int,
+        groups: Sequence[str],
+        stable: bool,
+        found: dict[str, dict[TopicPartition, CommittedOffset]],
     ) -> None:
         try:
             answer = await (await self._client.to(node_id, _lane("", 0))).call(
                 ApiKey.OFFSET_FETCH,
                 {
                     "groups": [{"group_id": group, "member_epoch": -1, "topics": None} for group in groups],
-                    "require_stable": False,
+                    "require_stable": stable,
                 },
                 at_most=OFFSET_FETCH_VERSION_MAX,
                 timeout=self._client.request_timeout_s,
@@ -111,7 +120,7 @@ class GroupClient:
                 found[group.group_id] = {}
             elif group.error_code:
                 self._forget([group.group_id])
-            else:
+            elif not stable or not any(each.error_code for topic in group.topics for each in topic.partitions):
                 found[group.group_id] = _committed(group)
 
     async def committed_for(self, group: str, partition: TopicPartition) -> CommittedOffset | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.records import NOW, PLAIN, batch_of, contents, header_lists, record_lists
 
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.record_headers import Found, Values, rewrite_header
+from isthmus_protocol.record_headers import Found, Values, rewrite_header, without_header
 from isthmus_protocol.records import (
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
@@ -165,3 +165,28 @@ def test_a_null_header_stays_apart_from_an_empty_one(content: bytes | None) -> N
     seen: list[Values] = []
     rewrite_header(batch, NAME.encode(), lambda values: seen.append(values))
     assert seen == [(content,)]
+
+
+@settings(deadline=None)
+@given(named_lists(), st.sampled_from(list(Compression)))
+def test_a_header_is_taken_off_and_all_else_stays(records: list[Record], compression: Compression) -> None:
+    batch = encode_batch(
+        records, PLAIN._replace(producer_id=5, producer_epoch=1, base_sequence=9), compression=compression
+    )
+    without = without_header(batch, NAME.encode())
+    expected = [
+        record._replace(headers=tuple(header for header in record.headers if header[0] != NAME)) for record in records
+    ]
+    assert (without is None) == (expected == records)
+    if without is not None:
+        verify_crc(without)
+        assert decode_records(without) == expected
+        before, after = whole_header(batch), whole_header(without)
+        assert after._replace(crc=before.crc, length=before.length) == before
+
+
+def test_no_header_is_taken_off_of_what_is_damaged() -> None:
+    batch = bytearray(batch_of([Record(0, NOW, b"k", b"v", ((NAME, b"x"),))]))
+    batch[-1] ^= 1
+    with pytest.raises(BatchError):
+        without_header(bytes(batch), NAME.encode())

@@ -20,6 +20,8 @@ from isthmus_protocol.records import (
     MalformedBatch,
     UnsupportedBatch,
     add_sequence,
+    as_committed,
+    in_transaction,
     read_header,
     rebase,
     restamp,
@@ -359,6 +361,20 @@ def test_a_batch_is_carried_there_and_back() -> None:
     assert whole_header(there).producer_id in ProducerIdRange(0)
     back = restamp(there, producer_id=carry(whole_header(there).producer_id, 1, 0), producer_epoch=4, base_sequence=70)
     assert back == batch
+
+
+@pytest.mark.parametrize("compression", range(5))
+def test_a_batch_in_a_transaction_is_the_same_but_for_who_wrote_it(compression: int) -> None:
+    batch = aiokafka_batch(3, compression=compression)
+    made = in_transaction(batch, producer_id=7, producer_epoch=2, base_sequence=40)
+    header = whole_header(made)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 2, 40)
+    assert header.is_transactional
+    verify_crc(made)
+    assert made[HEADER_SIZE:] == batch[HEADER_SIZE:]
+    assert restamp(as_committed(made), producer_id=-1, producer_epoch=-1, base_sequence=-1) == restamp(
+        batch, producer_id=-1, producer_epoch=-1, base_sequence=-1
+    )
 
 
 def test_damage_is_never_blessed_with_a_new_crc() -> None:

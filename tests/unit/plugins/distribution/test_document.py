@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ NAMES = ("a", "b", "c", "d", "e")
 
 
 def text(tree: Any, names: tuple[str, ...] = NAMES[:3], **more: Any) -> str:
-    clusters = {name: {"bootstrap_servers": f"{name}-1:9092"} for name in names}
-    return yaml.safe_dump({"version": 1, "clusters": clusters, "tree": tree, **more})
+    clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": f"{name}-1:9092"} for name in names}
+    return yaml.safe_dump({"version": 1, "topics": ["t-"], "clusters": clusters, "tree": tree, **more})
 
 
 def problems(document: str) -> tuple[str, ...]:
@@ -31,11 +32,13 @@ def test_a_document_as_it_is_written() -> None:
     found = read_document(
         """
         version: 7
+        topics: [orders-, bills-]
         header: my-flags
+        exactly_once: false
         clusters:
-          cluster-1: {bootstrap_servers: "a-1:9092,a-2:9092"}
-          cluster-2: {bootstrap_servers: "b-1:9092"}
-          cluster-3: {bootstrap_servers: "c-1:9092"}
+          cluster-1: {cluster_id: id-a, bootstrap_servers: "a-1:9092,a-2:9092"}
+          cluster-2: {cluster_id: id-b, bootstrap_servers: "b-1:9092"}
+          cluster-3: {cluster_id: id-c, bootstrap_servers: "c-1:9092"}
         tree: {level: 3, sides: [{level: 1, sides: [cluster-1, cluster-2]}, cluster-3]}
         targets:
           cluster-3: {3: cluster-2}
@@ -45,7 +48,9 @@ def test_a_document_as_it_is_written() -> None:
     assert found.tree.leaves == ("cluster-1", "cluster-2", "cluster-3")
     assert [above.level for above in found.tree.above("cluster-1")] == [1, 3]
     assert found.targets == {("cluster-3", 3): "cluster-2"}
-    assert found.clusters["cluster-1"].bootstrap_servers == "a-1:9092,a-2:9092"
+    assert found.clusters["cluster-1"].servers == ["a-1:9092", "a-2:9092"]
+    assert (found.topics, found.exactly_once) == (("orders-", "bills-"), False)
+    assert [found.leaf_of(each) for each in ("id-a", "id-c", "id-x")] == ["cluster-1", "cluster-3", None]
 
 
 def test_levels_have_room_between_them_by_default() -> None:
@@ -91,6 +96,7 @@ def leaves_of(sides: Any) -> list[Any]:
 def test_what_is_written_reads_as_the_same() -> None:
     document = read_document(text([[["a", "b"], "c"], ["d", "e"]], NAMES, targets={"a": {12: "e"}}))
     assert read_document(yaml.safe_dump(written(document))) == document
+    assert read_document(json.dumps(written(document))) == document
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,12 @@ def test_what_is_written_reads_as_the_same() -> None:
             "tree[1][1]: cluster x is unknown: correct the name, or add it to `clusters` (a, b, c)",
         ),
         (text(["a", "b"]), "cluster c is not in the tree: put it beside another one, or out of `clusters`"),
+        (text(["a", ["b", "c"]], topics=["t-", "u-", "t-x-"]), "topics: 't-' and 't-x-' overlap: keep the shorter one"),
+        (text(["a", ["b", "c"]], topics=[]), "topics: List should have at least 1 item"),
+        (
+            text(["a", ["b", "c"]]).replace("id-c", "id-a"),
+            "clusters a and c have one cluster_id: a cluster is a leaf once",
+        ),
         (text("a"), "tree: a alone is no tree: name two clusters"),
         (
             text(["a", ["b", 3]]),

@@ -50,6 +50,31 @@ def test_a_live_target_is_switched_where_it_was_given_all() -> None:
     assert course.stretches == (Stretch(SECOND, "y", 9, 12),)
 
 
+def test_a_log_that_lost_its_end_is_gone_on_with_where_it_ends() -> None:
+    course = BEGUN.settle(FIRST, 5).handed_over("y", 9).settle(SECOND, 12)
+    cut = course.cut(11)
+    assert cut.stretches == (Stretch(FIRST, "x", 0, 5), Stretch(SECOND, "y", 9, 11), Stretch(THIRD, "y", 11, 11))
+    # What was given of what is gone is in an earlier term, and settles nothing of what comes now.
+    assert cut.position(Given(SECOND, 20)) == 11
+    assert cut.settle(SECOND, 20).settle(FIRST, 20).stretches == (Stretch(THIRD, "y", 11, 11),)
+    assert course.cut(7).stretches == (Stretch(FIRST, "x", 0, 5), Stretch(THIRD, "y", 7, 7))
+    assert BEGUN.settle(FIRST, 5).cut(5).stretches == (Stretch(SECOND, "x", 5, 5),)
+    assert BEGUN.settle(FIRST, 5).cut(3).stretches == (Stretch(SECOND, "x", 3, 3),)
+    assert Course((Stretch(FIRST, "x", 4, 4),), 9).cut(0) == Course((Stretch(SECOND, "x", 0, 0),), 0)
+
+
+def test_a_target_that_lost_the_end_of_its_log_settles_what_it_has() -> None:
+    marks = Reports()
+    for position, end in ((5, 10), (7, 14), (9, 20)):
+        marks.given(position, end)
+    marks.ends_at(20)
+    assert marks.settled(13) == 5
+    marks.ends_at(12)
+    assert (marks.settled(11), marks.settled(12)) == (None, 9)
+    marks.ends_at(0)
+    assert marks.settled(None) is None
+
+
 def test_nothing_is_kept_of_a_stretch_that_was_settled() -> None:
     assert BEGUN.settle(FIRST, 9).handed_over("y", 9).stretches == (Stretch(SECOND, "y", 9, 9),)
 

@@ -1,0 +1,532 @@
+"""The distributor of one level: reads this cluster's topics, and gives its target what has not come by this level.
+
+::
+
+    begin     fence the level's other distributors at this cluster, read the courses
+    switch    where the target is another one now: fence them at the one before, read what that was given
+    meet      does the target have this version of the tree, these topics? fence at the target, read what it was given
+    give      read, rewrite flags, produce with the position in one transaction; again and again
+    tick      once a second: what the target's side has settled is kept at this cluster
+
+Whatever fails, it begins again: everything that it needs is read then, and nothing is remembered but what is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from isthmus_control.model import DistributionTree, Reason
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    ClusterApi,
+    CommittedOffset,
+    KafkaRefused,
+    ProducerFenced,
+    TopicInfo,
+    TopicPartition,
+    Transactions,
+)
+from isthmus_plugins.distribution.copies import Copies, copies
+from isthmus_plugins.distribution.document import TreeDocument
+from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.positions import Course, Given, PositionError, Reports, Term
+from isthmus_plugins.distribution.targets import target_of
+from isthmus_plugins.distributor import reasons
+from isthmus_plugins.distributor.at_least_once import AtLeastOnce
+from isthmus_plugins.distributor.courses import Courses
+from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
+from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.process import PluginContext, check_lease
+from isthmus_plugins.tasks import some_at_once
+from isthmus_protocol.records import BatchError, read_header
+
+log = logging.getLogger("isthmus_plugins.distributor")
+
+RETRY_S: Final = 0.5
+TICK_S: Final = 1.0
+LOOK_S: Final = 5.0
+"""How often topics are looked at, at both clusters."""
+KEPT_AGAIN_S: Final = 3_600.0
+"""Positions that do not change are committed again: brokers forget those of groups without members, after a week."""
+AT_ONCE: Final = 50
+"""Partitions whose positions are looked for."""
+GIVEN_BYTES: Final = 4 * 1024 * 1024
+"""What one transaction gives, about."""
+UNKNOWN_EPOCH: Final = -1
+ASIDE_BYTES: Final = 32 * 1024
+"""Batches that are rewritten beside the loop."""
+
+
+class Again(Exception):
+    """Something has changed: begin again."""
+
+
+class Distributor:
+    """Of one level, for one version of the tree. ``chosen``: what the control log has of the tree now."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        document: TreeDocument,
+        leaf: str,
+        level: int,
+        chosen: Callable[[], DistributionTree | None],
+    ) -> None:
+        self._context = context
+        self._cluster: ClusterApi = context.cluster
+        self._document = document
+        self._tree = document.tree
+        self._leaf = leaf
+        self.level = level
+        self._chosen = chosen
+        self._lane = f"tree-{level}"
+        self._leaves = Leaves(context, document.clusters)
+        self._courses = Courses(self._cluster, level, self._tree.version)
+        self._target: Transactions | None = None
+        self._reads = Reads(self._cluster, self._lane)
+        self._uncommitted: dict[TopicPartition, CommittedOffset] = {}
+        self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
+        self._target_ends: dict[TopicPartition, int] = {}
+        """Where the target's logs go on behind what they were given."""
+        self._looked: object = None
+        self._look_again_at = 0.0
+        # What is shown.
+        self.waits: Reason | None = Reason(reasons.SOURCE_UNAVAILABLE, "it begins")
+        self.positions: dict[TopicPartition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
+        self.left_out: dict[TopicPartition, Reason] = {}
+        """Partitions that are not distributed."""
+        self.told: dict[TopicPartition, Reason] = {}
+        """What of a partition was not distributed."""
+        self.given: Counter[str] = Counter()
+        """Messages, by target."""
+        self.refused = 0
+        self.lost = 0
+
+    @property
+    def courses(self) -> Mapping[TopicPartition, Course]:
+        return self._courses.by_place
+
+    @property
+    def target(self) -> str:
+        """Which leaf it is to write to."""
+        known = self._chosen()
+        targets = dict(self._document.targets)
+        if known is not None and self.level in known.chosen:
+            targets[self._leaf, self.level] = known.chosen[self.level]
+        found = target_of(self._tree, self._leaf, self.level, targets)
+        assert found is not None  # nothing is unusable
+        return found
+
+    async def run(self) -> None:
+        """Distribute until cancelled."""
+        while True:
+            try:
+                await self._distribute()
+            except Again as again:
+                log.info("distributor begins again", extra={"level": self.level, "why": str(again)})
+                continue
+            except Waits as waits:
+                self._waits(waits.reason)
+            except ProducerFenced as error:
+                self._waits(Reason(reasons.TAKEN_OVER, str(error)))
+            except PositionError as error:
+                self._waits(Reason(reasons.POSITIONS_CONTRADICT, str(error)))
+            except (BrokerUnavailable, KafkaRefused, OutOfRange) as error:
+                self._waits(Reason(reasons.SOURCE_UNAVAILABLE, str(error)))
+            finally:
+                await self._leaves.close()
+            await asyncio.sleep(RETRY_S)
+
+    def _waits(self, reason: Reason) -> None:
+        if self.waits is None or self.waits.code != reason.code:
+            log.warning(
+                "distributor waits", extra={"level": self.level, "reason": reason.code, "detail": reason.message}
+            )
+        self.waits = reason
+
+    # ---- begin, switch, meet ----
+
+    async def _distribute(self) -> None:
+        check_lease(self._context)
+        target = self.target
+        topics = await self._topics()
+        await self._courses.begin(topics, target)
+        self._reports.clear()
+        self._uncommitted.clear()
+        self.left_out = dict(self._courses.wrong)
+        await some_at_once(AT_ONCE, self._cut_where_read, list(self.courses))
+        await self._switched(target)
+        positions = await self._met(target, topics)
+        self._reads = Reads(self._cluster, self._lane)
+        self._looked = await self._look(target)
+        self.waits = None
+        log.info("distributing", extra={"level": self.level, "target": target, "partitions": len(positions)})
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._reads.run(topics, positions), name=f"{self._lane}/read")
+                group.create_task(self._give(target), name=f"{self._lane}/give")
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _topics(self) -> dict[str, TopicInfo]:
+        """Those of this cluster that are distributed."""
+        known = self._chosen()
+        found = await self._cluster.topics()
+        return {name: info for name, info in found.items() if known is not None and name in known and not info.internal}
+
+    async def _switched(self, target: str) -> None:
+        """Have every course lead to the target. Raises Waits while the one before does not say what it has."""
+        before: dict[str, list[TopicPartition]] = defaultdict(list)
+        for place, course in self.courses.items():
+            if course.current.leaf != target:
+                before[course.current.leaf].append(place)
+        for leaf, places in before.items():
+            try:
+                await self._hand_over(leaf, places, target)
+            except (Waits, BrokerUnavailable, KafkaRefused) as error:
+                known = self._chosen()
+                if known is None or self.level not in known.given_up:
+                    raise Waits(
+                        reasons.FORMER_TARGET_UNREACHABLE,
+                        f"{leaf}, which was written to before {target}, does not say what it was given: {error}. Where "
+                        f"it is lost: isthmus tree target {self._leaf} {self.level} {target} --give-up",
+                    ) from error
+                for place in places:
+                    self._courses.by_place[place] = self.courses[place].gone_back({leaf}, target)
+        await self._courses.keep([place for places in before.values() for place in places])
+        self.left_out |= self._courses.wrong
+
+    async def _hand_over(self, leaf: str, places: Sequence[TopicPartition], target: str) -> None:
+        """A target that answers is switched where it was given all: nobody gives it anything any more."""
+        cluster = await self._leaves.reached(leaf)
+        await self._transactions(cluster).begin()
+        given = await self._given(cluster, leaf)
+        for place in places:
+            at = await self._said(given, place)
+            if at is None:
+                continue
+            self._courses.by_place[place] = self.courses[place].handed_over(target, at)
+
+    def _transactions(self, cluster: ClusterApi) -> Transactions:
+        if self._document.exactly_once:
+            return cluster.transactions(self._group)
+        return AtLeastOnce(cluster, self._lane)
+
+    @property
+    def _group(self) -> str:
+        return given_group(self._leaf, self.level)
+
+    async def _given(self, cluster: ClusterApi, leaf: str) -> dict[TopicPartition, KeptGiven | PositionError]:
+        """What a leaf was given by this cluster at this level. Raises Waits."""
+        found = await cluster.committed_offsets([self._group], stable=True)
+        if self._group not in found:
+            raise Waits(reasons.TARGET_UNREACHABLE, f"{leaf} does not say now what it was given")
+        given: dict[TopicPartition, KeptGiven | PositionError] = {}
+        for place, committed in found[self._group].items():
+            try:
+                given[place] = KeptGiven.of(committed.offset, committed.metadata)
+            except PositionError as error:
+                given[place] = error
+        return given
+
+    async def _met(self, target: str, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
+        """The positions of all partitions that are distributed. Raises Waits."""
+        cluster = await self._leaves.reached(target)
+        with _asking(target):
+            await self._check_version(cluster, target)
+            there = await cluster.topics_named(topics)
+            self._target = self._transactions(cluster)
+            await self._target.begin()
+            given = await self._given(cluster, target)
+        places = [each for each in self.courses if each not in self.left_out]
+        for place in places:
+            here, also = topics[place[0]], there.get(place[0])
+            if also is None:
+                self.left_out[place] = Reason(
+                    reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
+                )
+            elif len(also.partitions) != len(here.partitions):
+                self.left_out[place] = Reason(
+                    reasons.PARTITIONS_DIFFER,
+                    f"it has {len(here.partitions)} partitions here and {len(also.partitions)} at {target}: give both "
+                    f"as many",
+                )
+        places = [each for each in places if each not in self.left_out]
+        found = await some_at_once(AT_ONCE, partial(self._position, given), places)
+        positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
+        await self._courses.keep(positions)
+        with _asking(target):
+            self._target_ends = dict(await cluster.log_ends(positions))
+        for place, position in positions.items():
+            if place not in self._target_ends:
+                raise Waits(reasons.TARGET_UNREACHABLE, f"{target} does not say where {place[0]}-{place[1]} ends")
+            self._mark(place, position)
+        self.positions = positions
+        return positions
+
+    async def _check_version(self, cluster: ClusterApi, leaf: str) -> None:
+        """Whether a leaf has the same version of the tree: its own distributor of this level keeps it. Raises Waits."""
+        group = courses_group(self.level)
+        found = await cluster.committed_offsets([group])
+        versions = {KeptCourse.of(each.metadata).version for each in found.get(group, {}).values()}
+        for other in versions - {self._tree.version}:
+            raise Waits(
+                reasons.TARGET_AT_ANOTHER_VERSION,
+                f"{leaf} has version {other} of the tree, and this cluster {self._tree.version}: apply the later "
+                f"one there, or here",
+            )
+        if not versions:
+            raise Waits(
+                reasons.TARGET_AT_ANOTHER_VERSION,
+                f"{leaf} distributes nothing for level {self.level}: apply the tree there, and see that it has the "
+                f"topics, and proxies with the distribution plugin",
+            )
+
+    async def _position(
+        self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition
+    ) -> int | None:
+        """Where to go on; None: nobody knows, and it is left out. Raises BrokerUnavailable."""
+        position = await self._said(given, place)
+        if position is None:
+            return None
+        start = await self._cluster.log_start(*place)
+        if position < start:
+            self.lost += start - position
+            self.told[place] = Reason(
+                reasons.MESSAGES_LOST,
+                f"retention has taken offsets {position} to {start - 1} before they were given: see that topics keep "
+                f"what a target that is away will be given",
+            )
+            position = start
+            given_so_far = KeptGiven(Given(self.courses[place].current.term, position), UNKNOWN_EPOCH)
+            self._uncommitted[place] = CommittedOffset(position, given_so_far.metadata())
+        return position
+
+    async def _said(
+        self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition
+    ) -> int | None:
+        """Up to where the current target was given all, as it says; None: that cannot be, and it is left out."""
+        course = self.courses[place]
+        try:
+            kept = _of(given, place)
+            position = course.position(None if kept is None else kept.given)
+        except PositionError as error:
+            self.left_out[place] = Reason(reasons.POSITIONS_CONTRADICT, str(error))
+            return None
+        said = kept is not None and kept.given.term == course.current.term
+        return await self._cut(place, position, kept.epoch if kept is not None and said else UNKNOWN_EPOCH)
+
+    async def _cut_where_read(self, place: TopicPartition) -> None:
+        read = self._courses.read.get(place)
+        if read is not None:
+            await self._cut(place, *read)
+
+    async def _cut(self, place: TopicPartition, position: int, epoch: int) -> int:
+        """Where to go on in a log that was read up to ``position``, with a record of ``epoch`` before it.
+
+        If brokers elected a leader since that lacks records, what it has in their place was given to nobody.
+        """
+        end = await self._cluster.log_end(*place)
+        if epoch >= 0:
+            _, epoch_end = await self._cluster.epoch_end(*place, epoch)
+            end = end if epoch_end < 0 else min(end, epoch_end)
+        if end >= position:
+            return position
+        self._courses.by_place[place] = self.courses[place].cut(end)
+        self._courses.read.pop(place, None)
+        self.told[place] = Reason(
+            reasons.MESSAGES_LOST,
+            f"this cluster lost offsets {end} to {position - 1} of it after they were given: other clusters have them, "
+            f"and it goes on at {end}",
+        )
+        return end
+
+    def _mark(self, place: TopicPartition, position: int) -> None:
+        """What stands before a position is in the target's log, before the end that is known of it."""
+        term = self.courses[place].current.term
+        self._reports.setdefault((place, term), Reports()).given(position, self._target_ends[place])
+
+    # ---- give ----
+
+    async def _give(self, target: str) -> None:
+        loop = asyncio.get_running_loop()
+        tick = loop.time() + TICK_S
+        kept_again = loop.time() + KEPT_AGAIN_S
+        while True:
+            reads = await self._reads.take(GIVEN_BYTES, max(tick - loop.time(), 0))
+            if reads:
+                await self._give_some(reads, target)
+            if loop.time() >= tick:
+                again = loop.time() >= kept_again
+                if again:
+                    kept_again = loop.time() + KEPT_AGAIN_S
+                await self._tick(target, again)
+                tick = loop.time() + TICK_S
+
+    async def _give_some(self, reads: Sequence[Read], target: str) -> None:
+        batches: dict[TopicPartition, list[bytes]] = {}
+        following: dict[TopicPartition, int] = {}
+        for read in reads:
+            place = read.place
+            if place in self.left_out:
+                continue
+            self.ends[place] = read.end
+            if read.following == following.get(place, self.positions[place]):
+                continue
+            course = self.courses[place]
+            try:
+                for batch in read.batches:
+                    made = await self._copied(batch, course, self.positions[place])
+                    batches.setdefault(place, []).extend(made.batches)
+                    self._note_refused(place, made)
+            except BatchError as error:
+                # Nothing behind it is given, or it would be left out for good.
+                self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
+                batches.pop(place, None)
+                self._uncommitted.pop(place, None)
+                following.pop(place, None)
+                continue
+            following[place] = read.following
+            self._courses.read[place] = read.following, read.epoch
+            kept = KeptGiven(Given(course.current.term, read.following), read.epoch)
+            self._uncommitted[place] = CommittedOffset(read.following, kept.metadata())
+        counts = {place: sum(read_header(each).record_count for each in made) for place, made in batches.items()}
+        if any(counts.values()):  # else the positions go with the next transaction, or at the next tick
+            self._target_ends |= await self._commit(target, batches)
+        self.positions |= following
+        for place, position in following.items():
+            self._mark(place, position)
+        self.given[target] += sum(counts.values())
+
+    async def _commit(
+        self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]]
+    ) -> Mapping[TopicPartition, int]:
+        """Give batches, with all positions that are not committed yet. Raises Waits, ProducerFenced."""
+        assert self._target is not None
+        with _asking(target):
+            ends = await self._target.commit(batches, self._group, self._uncommitted)
+        self._uncommitted.clear()
+        return ends
+
+    async def _copied(self, batch: memoryview, course: Course, from_offset: int) -> Copies:
+        header = self._tree.header.encode()
+        if len(batch) < ASIDE_BYTES:
+            return copies(batch, header, course, self.level, from_offset=from_offset)
+        return await asyncio.to_thread(copies, batch, header, course, self.level, from_offset=from_offset)
+
+    def _note_refused(self, place: TopicPartition, made: Copies) -> None:
+        for refused in made.refused:
+            self.refused += refused.messages
+            self.told[place] = Reason(
+                reasons.FLAGS_REFUSED,
+                f"{refused.messages} messages from offset {refused.first_offset} on stay here: {refused.reason}",
+            )
+
+    # ---- tick ----
+
+    async def _tick(self, target: str, again: bool) -> None:
+        """Raises Again, and what ends the giving."""
+        check_lease(self._context)
+        if self.target != target:
+            raise Again(f"the target is {self.target}")
+        if again:
+            self._keep_given_again()
+        if self._uncommitted:
+            await self._commit(target, {})
+        await self._courses.keep(self.courses if again else await self._settle(), again)
+        if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
+            raise Again("topics have changed")
+
+    def _keep_given_again(self) -> None:
+        for place, position in self.positions.items():
+            if place not in self._uncommitted and place not in self.left_out:
+                kept = KeptGiven(Given(self.courses[place].current.term, position), UNKNOWN_EPOCH)
+                self._uncommitted[place] = CommittedOffset(position, kept.metadata())
+
+    async def _look(self, target: str) -> object:
+        """What topics there are, and with how many partitions, at both clusters; and who leads them here."""
+        self._look_again_at = asyncio.get_running_loop().time() + LOOK_S
+        here = await self._topics()
+        cluster = await self._leaves.reached(target)
+        with _asking(target):
+            await self._check_version(cluster, target)
+            there = await cluster.topics_named(here)
+        return (
+            {name: (info.topic_id, [each.leader_epoch for each in info.partitions]) for name, info in here.items()},
+            {name: len(info.partitions) for name, info in there.items()},
+        )
+
+    async def _settle(self) -> list[TopicPartition]:
+        """Ask each leaf that was given something how far that is on all clusters of its side; what has changed."""
+        changed: list[TopicPartition] = []
+        pending: dict[str, list[tuple[TopicPartition, Term, int | None]]] = defaultdict(list)
+        for place, course in self.courses.items():
+            for stretch, end in course.pending():
+                pending[stretch.leaf].append((place, stretch.term, end))
+        for leaf, stretches in pending.items():
+            try:
+                below = await self._settled_below(leaf, stretches)
+            except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
+                log.info("settled is not known", extra={"level": self.level, "leaf": leaf, "error": str(error)})
+                continue
+            for place, term, _ in stretches:
+                marks = self._reports.get((place, term))
+                if marks is None or (below is not None and place not in below):
+                    continue
+                settled = marks.settled(None if below is None else below[place])
+                if settled is not None:
+                    self._courses.by_place[place] = self.courses[place].settle(term, settled)
+                    changed.append(place)
+        return changed
+
+    async def _settled_below(
+        self, leaf: str, stretches: Sequence[tuple[TopicPartition, Term, int | None]]
+    ) -> dict[TopicPartition, int] | None:
+        """Up to where all that a leaf holds is settled on its lower levels; None: it has none. Raises Waits."""
+        cluster = await self._leaves.reached(leaf)
+        ends = await cluster.log_ends({place for place, _, _ in stretches})
+        for place, term, end in stretches:
+            if place not in ends:
+                continue
+            if end is not None and (place, term) not in self._reports:
+                # An earlier distributor gave that: it was all in the leaf's log, before what this one finds its end.
+                self._reports[place, term] = Reports()
+                self._reports[place, term].given(end, ends[place])
+            if (place, term) in self._reports:
+                self._reports[place, term].ends_at(ends[place])
+        levels = [above.level for above in self._tree.above(leaf) if above.level < self.level]
+        if not levels:
+            return None
+        groups = [courses_group(level) for level in levels]
+        found = await cluster.committed_offsets(groups)
+        below: dict[TopicPartition, int] = {}
+        for place in {place for place, _, _ in stretches}:
+            kept = [KeptCourse.of(found[each][place].metadata) for each in groups if place in found.get(each, {})]
+            if len(kept) == len(groups) and {each.version for each in kept} == {self._tree.version}:
+                below[place] = min(each.course.settled for each in kept)
+        return below
+
+
+@contextmanager
+def _asking(target: str) -> Iterator[None]:
+    """Raises Waits where a target's brokers do not answer, or refuse."""
+    try:
+        yield
+    except (BrokerUnavailable, KafkaRefused) as error:
+        raise Waits(reasons.TARGET_UNREACHABLE, f"cluster {target}: {error}") from error
+
+
+def _of(given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition) -> KeptGiven | None:
+    """Raises PositionError: what is kept is not one."""
+    found = given.get(place)
+    if isinstance(found, PositionError):
+        raise found
+    return found

@@ -1,0 +1,192 @@
+"""``isthmus tree``: the tree of clusters that topics are distributed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from isthmus.cli.client import Admin, UrlOption
+from isthmus.cli.output import (
+    EXIT_CODES,
+    CliError,
+    Exit,
+    Output,
+    OutputOption,
+    columns,
+    example,
+    fields,
+    prefix_cell,
+    show,
+)
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="The tree of clusters that all take writes to the same topics: every message gets to every cluster.",
+    epilog=example("isthmus tree apply tree.yaml --dry-run") + EXIT_CODES,
+)
+
+PARTITIONS_SHOWN: Final = 20
+
+
+@app.command(
+    epilog=example(
+        "isthmus tree apply tree.yaml --dry-run",
+        "isthmus --profile cluster-1 tree apply tree.yaml",
+    )
+    + EXIT_CODES
+)
+def apply(
+    file: Annotated[Path, typer.Argument(help="The next version of the tree, as YAML.", dir_okay=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it comes to, and change nothing.")] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the cluster whose proxy is asked be a leaf of the next version of a tree.
+
+    Apply it at each cluster of the tree: a distributor waits until its target has the same version. The same version
+    again changes nothing.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
+        raise CliError("FILE", f"{file} cannot be read: {reason}", Exit.USAGE, output) from None
+    with Admin(url, output) as admin:
+        applied = admin.put("/v1/tree", {"document": text, "dry_run": dry_run})
+    show(applied, output, _applied)
+
+
+def _applied(applied: dict[str, Any]) -> Iterator[str]:
+    plan = applied["plan"]
+    yield from plan["drawing"].splitlines()
+    yield ""
+    topics = ", ".join(f"{prefix_cell(each)}*" for each in plan["topics"])
+    version, before = plan["version"], applied["before"]
+    did = "would be" if applied["dry_run"] else "is"
+    again = " already" if before == version else ""
+    yield f"{plan['leaf']} {did} at version {version}{again}, and distributes {topics}"
+
+
+@app.command("show", epilog=example("isthmus tree show", "isthmus tree show --all -o json") + EXIT_CODES)
+def show_tree(
+    everything: Annotated[
+        bool, typer.Option("--all", help="All partitions, also those that wait for nothing.")
+    ] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the tree, and the distributors of the cluster whose proxy is asked.
+
+    Exits with 1 where a distributor that this proxy runs waits, or leaves out a partition.
+    """
+    with Admin(url, output) as admin:
+        found = admin.get("/v1/tree")
+    show(found, output, lambda each: _shown(each, everything))
+    waits = any(
+        each["state"] == "Waiting" or any(map(_is_left_out, each["partitions"])) for each in found["distributors"]
+    )
+    raise typer.Exit(Exit.FAILED if waits else Exit.OK)
+
+
+def _is_left_out(partition: dict[str, Any]) -> bool:
+    return partition["position"] is None
+
+
+def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
+    plan = found["plan"]
+    yield from fields(
+        [
+            ("tree version", plan["version"]),
+            ("this cluster", plan["leaf"]),
+            ("topics", [f"{prefix_cell(each)}*" for each in plan["topics"]]),
+            ("exactly once", plan["exactly_once"]),
+        ]
+    )
+    yield ""
+    rows = [
+        (
+            each["level"],
+            each["target"],
+            each["proxy"],
+            each["state"],
+            each["given"],
+            _sum(each["partitions"], "lag"),
+            each["refused"],
+            each["lost"],
+            each["reason"],
+        )
+        for each in found["distributors"]
+    ]
+    yield from columns(("LEVEL", "TARGET", "PROXY", "STATE", "GIVEN", "LAG", "REFUSED", "LOST", "REASON"), rows)
+    partitions = [
+        (each["level"], f"{part['topic']}-{part['partition']}", *_cells(part))
+        for each in found["distributors"]
+        for part in each["partitions"]
+        if everything or part["reason"] is not None
+    ]
+    if partitions:
+        yield ""
+        yield from columns(
+            ("LEVEL", "PARTITION", "POSITION", "SETTLED", "LAG", "REASON"),
+            partitions if everything else partitions[:PARTITIONS_SHOWN],
+        )
+        if not everything and len(partitions) > PARTITIONS_SHOWN:
+            yield f"and {len(partitions) - PARTITIONS_SHOWN} more (--all)"
+
+
+def _sum(partitions: list[dict[str, Any]], name: str) -> int:
+    return sum(each[name] or 0 for each in partitions)
+
+
+def _cells(partition: dict[str, Any]) -> tuple[Any, ...]:
+    return partition["position"], partition["settled"], partition["lag"], partition["reason"]
+
+
+@app.command(
+    epilog=example(
+        "isthmus tree target cluster-1 8 cluster-4",
+        "isthmus tree target cluster-1 8 cluster-4 --give-up",
+        "isthmus tree target cluster-1 8",
+    )
+    + EXIT_CODES
+)
+def target(
+    cluster: Annotated[str, typer.Argument(help="Whose distributor: the cluster whose proxy is asked.")],
+    level: Annotated[int, typer.Argument(help="Its level.")],
+    leaf: Annotated[
+        str | None, typer.Argument(help="A cluster on the other side of the level; without one, as the document says.")
+    ] = None,
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up",
+            help="The target of before is lost: give again what is not known to be on all clusters of its side.",
+        ),
+    ] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Choose which cluster of the other side a distributor writes to.
+
+    A target that answers is switched where it was given all. One that does not is waited for, unless it is given up.
+    """
+    with Admin(url, output) as admin:
+        path = f"/v1/tree/clusters/{quote(cluster, safe='')}/levels/{level}/target"
+        found = admin.put(path, {"leaf": leaf, "give_up": give_up})
+    show(found, output, lambda each: _shown(each, everything=False))
+
+
+@app.command(epilog=example("isthmus tree leave") + EXIT_CODES)
+def leave(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Distribute nothing any more from the cluster whose proxy is asked.
+
+    What was not given yet stays there. The other clusters go on writing to it until they leave the tree, too.
+    """
+    with Admin(url, output) as admin:
+        admin.delete("/v1/tree")
+    show({"left": True}, output, lambda _: ["left the tree"])

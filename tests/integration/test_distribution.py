@@ -1,0 +1,249 @@
+"""Distribution over a tree of real clusters: every message on every cluster once, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags
+from support.kafka import Clusters, unique
+from support.links import Read, Side, sidecars, until, whole
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
+
+PARTITIONS = 2
+
+
+@pytest.fixture
+def two(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> Iterator[Distributing]:
+    """Two clusters, each with one proxy."""
+    clusters = dict(zip(("one", "other"), kafka_pair, strict=True))
+    proxies = {name: [whole(kafka, **PLUGINS)] for name, kafka in clusters.items()}
+    with distributing(clusters, proxies, tmp_path) as both:
+        yield both
+
+
+def produce(clusters: Distributing, name: str, topic: str, first: int, count: int) -> list[bytes]:
+    """Messages of a cluster, over its partitions in turn; what they hold, which no others do."""
+    values = [b"%s %d" % (name.encode(), first + number) for number in range(count)]
+    producer = clusters.sides[name].producer()
+    for number, value in enumerate(values):
+        headers = [("kept", b"as it is"), ("kept", None)]
+        producer.produce(topic, value, b"key-%d" % number, number % PARTITIONS, headers=headers)
+    assert producer.flush(60) == 0
+    return values
+
+
+def produce_in_transactions(side: Side, topic: str, name: bytes) -> list[bytes]:
+    """Messages of a transaction that commits, among those of one that aborts."""
+    values = []
+    for ending in (b"aborted", b"committed"):
+        producer = side.producer(transactional_id=unique("transactional-"))
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number in range(20):
+            producer.produce(topic, b"%s %s %d" % (name, ending, number), partition=number % PARTITIONS)
+        assert producer.flush(30) == 0
+        if ending == b"committed":
+            producer.commit_transaction(30)
+            values = [b"%s %s %d" % (name, ending, number) for number in range(20)]
+        else:
+            producer.abort_transaction(30)
+    return values
+
+
+def check_once(found: dict[str, list[list[Read]]], expected: Sequence[bytes]) -> None:
+    """Every message is on every cluster once, in its partition, with all that it had."""
+    for name, logs in found.items():
+        counted = Counter(each.value for reads in logs for each in reads)
+        assert counted == Counter(expected), (name, counted - Counter(expected), Counter(expected) - counted)
+    first, *others = (
+        {
+            each.value: (partition, each.key, each.timestamp, [each for each in each.headers if each[0] != HEADER])
+            for partition, reads in enumerate(logs)
+            for each in reads
+        }
+        for logs in found.values()
+    )
+    assert all(each == first for each in others)
+
+
+def test_every_message_gets_to_both_clusters_once(two: Distributing) -> None:
+    """Distributors are killed, their messages are not: transactions, flags that a client hands on, a log of before."""
+    one, other = two.sides.values()
+    topic = two.create_topic(PARTITIONS)
+    expected = produce(two, "one", topic, 0, 200)
+    file = two.document(["one", "other"])
+    planned = one.proxy.cli("tree", "apply", str(file), "--dry-run")
+    assert (planned["before"], planned["plan"]["leaf"]) == (None, "one")
+    assert "level 4  mask 1111" in planned["plan"]["drawing"]
+    with pytest.raises(ProxyFailed, match="in no tree"):
+        one.proxy.cli("tree", "show")
+    one.proxy.cli("tree", "apply", str(file))
+
+    def waits() -> bool:
+        status = two.levels("one")[4]
+        return (status["state"], status["reason_code"]) == ("Waiting", "TARGET_AT_ANOTHER_VERSION")
+
+    until("the target is to have the tree, too", waits)
+    assert one.proxy.cli("tree", "show", check=False)["distributors"][0]["state"] == "Waiting"
+    two.apply(file)
+    two.wait_distributing()
+    expected += produce(two, "other", topic, 0, 200)
+    two.wait_values(topic, PARTITIONS, expected)
+
+    for number in range(2):
+        expected += produce(two, "one", topic, 1000 * (number + 1), 300)
+        expected += produce(two, "other", topic, 1000 * (number + 1), 300)
+        side = (one, other)[number]
+        side.proxy.kill()
+        side.proxy.start()
+    expected += produce_in_transactions(one, topic, b"one")
+    expected += produce_in_transactions(other, topic, b"other")
+    producer = other.producer()
+    for codec in ("none", "zstd"):
+        producer = other.producer(compression_type=codec)
+        handed_on = [("before", b"1"), (HEADER, b"\x00" * 7 + b"\x08"), ("behind", b"2")]
+        producer.produce(topic, b"handed on " + codec.encode(), headers=handed_on, partition=0)
+        producer.produce(topic, b"beside it " + codec.encode(), partition=0)
+        assert producer.flush(30) == 0
+        expected += [b"handed on " + codec.encode(), b"beside it " + codec.encode()]
+
+    found = two.wait_values(topic, PARTITIONS, expected)
+    check_once(found, expected)
+    own = {b"one": "one", b"other": "other"}
+    for name, logs in found.items():
+        for read in (each for reads in logs for each in reads):
+            assert read.value is not None
+            origin = own.get(read.value.split()[0])
+            if origin is not None:
+                assert flags(read) == (None if origin == name else 0b1000), (name, read)
+            if read.value.startswith(b"handed on"):
+                assert flags(read) == (None if name == "other" else 0b1000), (name, read)
+                kept = [each for each in read.headers if each[0] != HEADER]
+                assert kept == [("before", b"1"), ("behind", b"2")]
+    two.wait_settled(topic)
+    assert one.proxy.cli("tree", "show")["distributors"][0]["given"] > 0
+    with pytest.raises(ProxyFailed, match=r"version 3 cannot follow 1|write `version: 2`"):
+        one.proxy.cli("tree", "apply", str(two.document(["one", "other"], version=3)))
+
+
+BALANCED = {"level": 3, "sides": [{"level": 1, "sides": ["c1", "c2"]}, {"level": 1, "sides": ["c3", "c4"]}]}
+UNBALANCED = {
+    "level": 3,
+    "sides": [
+        {"level": 2, "sides": ["c1", {"level": 1, "sides": ["c2", "c3"]}]},
+        {"level": 1, "sides": ["c4", "c5"]},
+    ],
+}
+"""Both pictures of document 000."""
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize(
+    ("picture", "former", "chosen", "exactly_once"),
+    [(BALANCED, "c3", "c4", True), (BALANCED, "c3", "c4", False), (UNBALANCED, "c4", "c5", True)],
+    ids=["four", "four-at-least-once", "five"],
+)
+def test_every_message_gets_to_every_cluster_of_a_tree(
+    kafka_cluster: Clusters, tmp_path: Path, picture: Any, former: str, chosen: str, exactly_once: bool
+) -> None:
+    """Another target is chosen meanwhile; a proxy is killed and does not come back: another one has its levels."""
+    names = [f"c{number}" for number in range(1, 5 if picture is BALANCED else 6)]
+    clusters = {name: kafka_cluster(brokers=2 if name == "c1" else 1, name=name) for name in names}
+    proxies = {
+        name: sidecars(kafka, **PLUGINS) if name == "c1" else [whole(kafka, **PLUGINS)]
+        for name, kafka in clusters.items()
+    }
+    with distributing(clusters, proxies, tmp_path) as all_of_them:
+        topic = all_of_them.create_topic(PARTITIONS)
+        all_of_them.apply(all_of_them.document(picture, exactly_once=exactly_once))
+        all_of_them.wait_distributing()
+        first = all_of_them.sides["c1"]
+        expected = [value for name in names for value in produce(all_of_them, name, topic, 0, 200)]
+        assert all_of_them.levels("c1")[3]["target"] == former
+        first.proxy.cli("tree", "target", "c1", "3", chosen)
+        expected += [value for name in names for value in produce(all_of_them, name, topic, 1000, 200)]
+
+        def switched() -> bool:
+            status = all_of_them.levels("c1")[3]
+            return (status["target"], status["state"]) == (chosen, "Distributing")
+
+        until("the target is switched", switched)
+        dies = next(each for each in first.proxies if each.name == all_of_them.levels("c1")[3]["proxy"])
+        dies.kill()
+        first.proxies.remove(dies)
+        for number in range(2, 5):
+            for name in names[1:]:
+                expected += produce(all_of_them, name, topic, 1000 * number, 100)
+        until("another proxy distributes", switched)
+        found = all_of_them.wait_values(topic, PARTITIONS, expected)
+        all_of_them.wait_settled(topic)
+        if exactly_once:
+            check_once(found, expected)
+        check_ways(found, picture)
+
+
+@pytest.mark.suite("stories")
+def test_a_target_that_is_lost_is_given_up_and_takes_nothing_with_it(kafka_cluster: Clusters, tmp_path: Path) -> None:
+    """What c3 was given, and has not passed on to c4, is in nobody's log but c1's when c3 is gone."""
+    clusters = {name: kafka_cluster(name=name) for name in ("c1", "c3", "c4")}
+    proxies = {name: [whole(kafka, **PLUGINS)] for name, kafka in clusters.items()}
+    with distributing(clusters, proxies, tmp_path) as three:
+        topic = three.create_topic(PARTITIONS)
+        three.apply(three.document(["c1", ["c3", "c4"]]))
+        three.wait_distributing()
+        expected = produce(three, "c1", topic, 0, 100)
+        three.wait_values(topic, PARTITIONS, expected)
+        lost = three.sides["c3"]
+        lost.proxy.kill()
+        expected += produce(three, "c1", topic, 1000, 100)
+
+        def given() -> bool:
+            partitions = three.levels("c1")[8]["partitions"]
+            return [each["lag"] for each in partitions] == [0] * PARTITIONS
+
+        until("c3 was given everything", given)
+        assert sum(map(len, three.read(topic, PARTITIONS)["c4"])) == 100
+        clusters["c3"].stop()
+        del three.sides["c3"]
+        first = three.sides["c1"]
+        first.proxy.cli("tree", "target", "c1", "8", "c4")
+        until("it waits for what c3 says", lambda: three.levels("c1")[8]["reason_code"] == "FORMER_TARGET_UNREACHABLE")
+        first.proxy.cli("tree", "target", "c1", "8", "c4", "--give-up")
+        expected += produce(three, "c1", topic, 2000, 100)
+        found = three.wait_values(topic, PARTITIONS, expected)
+        assert Counter(each.value for reads in found["c1"] for each in reads) == Counter(expected)
+
+
+def check_ways(found: dict[str, list[list[Read]]], picture: Any) -> None:
+    """Each copy has the bits of levels at which its way has parted, and the lowest of them is where it came by."""
+    for name, logs in found.items():
+        for read in (each for reads in logs for each in reads):
+            assert read.value is not None
+            origin, has = read.value.split()[0].decode(), flags(read)
+            if origin == name:
+                assert has is None
+                continue
+            assert has is not None
+            levels = [level for level in (1, 2, 3) if has & 1 << (level - 1)]
+            assert max(levels) == parting(picture, origin, name), (origin, name, levels)
+
+
+def parting(side: Any, one: str, other: str) -> int:
+    """The level at which two clusters part."""
+    for each in side["sides"]:
+        inside = leaves(each)
+        if one in inside and other in inside:
+            return parting(each, one, other)
+    return int(side["level"])
+
+
+def leaves(side: Any) -> list[str]:
+    return [side] if isinstance(side, str) else [leaf for each in side["sides"] for leaf in leaves(each)]

@@ -1,0 +1,56 @@
+"""Positions as they are written: they read as they were, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus_plugins.distribution.kept import METADATA_BYTES_MAX, KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.positions import Course, Given, PositionError, Stretch, Term
+
+OFFSETS = st.integers(0, 2**63 - 1)
+TERMS = st.builds(Term, st.integers(1, 2**31), st.integers(0, 2**31))
+STRETCHES = st.builds(Stretch, TERMS, st.sampled_from(("cluster-1", "c.2")), OFFSETS, OFFSETS)
+COURSES = st.builds(Course, st.lists(STRETCHES, min_size=1, max_size=5).map(tuple), OFFSETS)
+TOPIC_ID = "0" * 32
+
+
+@given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31))
+def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int) -> None:
+    kept = KeptCourse(course, version, TOPIC_ID, read, epoch)
+    assert KeptCourse.of(kept.metadata()) == kept
+
+
+@given(TERMS, OFFSETS, st.integers(-1, 2**31))
+def test_what_was_given_reads_as_it_was_written(term: Term, position: int, epoch: int) -> None:
+    kept = KeptGiven(Given(term, position), epoch)
+    assert KeptGiven.of(position, kept.metadata()) == kept
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["", "x", "[]", "{}", "null", '{"term":[1,0]}', '{"term":3,"epoch":1}', '{"version":1,"stretches":[]}',
+     '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[]}',
+     '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0]]}'],
+)  # fmt: skip
+def test_nothing_else_is_a_position(metadata: str) -> None:
+    with pytest.raises(PositionError, match="which no distributor of this version has written"):
+        KeptCourse.of(metadata)
+    with pytest.raises(PositionError, match="which no distributor of this version has written"):
+        KeptGiven.of(1, metadata)
+
+
+def test_a_course_that_brokers_would_not_take_is_refused_before() -> None:
+    course = Course((Stretch(Term(1, 0), "x" * 100, 0, 0),))
+    while len(KeptCourse(course, 1, TOPIC_ID).metadata()) < METADATA_BYTES_MAX - 200:
+        course = course.handed_over("y" * 100, course.current.start + 1)
+    for _ in range(2):
+        course = course.handed_over("y" * 100, course.current.start + 1)
+    with pytest.raises(PositionError, match="targets were given messages that are not settled"):
+        KeptCourse(course, 1, TOPIC_ID).metadata()
+
+
+def test_groups_are_the_proxies_own() -> None:
+    assert courses_group(4) == "__isthmus_tree_courses_4"
+    assert given_group("cluster-1", 12) == "__isthmus_tree_given_cluster-1_12"

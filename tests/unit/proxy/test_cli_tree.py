@@ -1,0 +1,119 @@
+"""``isthmus tree`` and its routes, with the real rules behind them: what is printed, and how commands end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.admin import RunningAdmin
+from typer.testing import CliRunner
+
+from isthmus.cli.root import app
+from isthmus_control.commands import ClaimDistributor, RaiseLevel
+from isthmus_control.levels import TREES
+from isthmus_control.model import Reason
+from isthmus_plugins.distribution.positions import Course, Stretch, Term
+from isthmus_plugins.distributor.operations import Operations
+
+WIDE = {"COLUMNS": "300"}
+
+
+@pytest.fixture
+def admin() -> Iterator[RunningAdmin]:
+    with RunningAdmin() as running:
+        yield running
+
+
+@pytest.fixture
+def distributors(admin: RunningAdmin) -> dict[int, Any]:
+    """Those that the proxy runs; it has the plugin."""
+    running: dict[int, Any] = {}
+    admin.call(admin.log.apply, RaiseLevel(TREES))
+    context: Any = SimpleNamespace(cluster_id="id-c1", control=admin.log)
+    admin.services.trees = Operations(context, lambda: running)
+    return running
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in ("c1", "c2", "c3")}
+    document = {"version": 1, "topics": ["t-"], "clusters": clusters, "tree": ["c1", ["c2", "c3"]]}
+    path = tmp_path / "tree.yaml"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def run(admin: RunningAdmin, *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["tree", *arguments, "--url", admin.url], env=WIDE, prog_name="isthmus")
+
+
+def lines(result: Any, exit_code: int = 0) -> list[str]:
+    assert result.exit_code == exit_code, result.output
+    return [" ".join(line.split()) for line in result.stdout.splitlines()]
+
+
+def test_a_proxy_without_the_plugin_says_so(admin: RunningAdmin, file: Path) -> None:
+    for arguments in (["show"], ["apply", str(file)], ["target", "c1", "8", "c3"], ["leave"]):
+        result = run(admin, *arguments)
+        assert result.exit_code == 1
+        assert "[plugins] enabled is to have distribution (NOT_FOUND)" in result.stderr
+
+
+def test_a_tree_is_applied_shown_and_left(admin: RunningAdmin, distributors: dict[int, Any], file: Path) -> None:
+    tried = lines(run(admin, "apply", str(file), "--dry-run"))
+    assert tried[0] == "tree version 1: 3 clusters, header isthmus-copy-flags"
+    assert "c1 8 10000000 11111111 c2 c3" in tried
+    assert tried[-1] == "c1 would be at version 1, and distributes t-*"
+    assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1, and distributes t-*"
+    assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1 already, and distributes t-*"
+    shown = lines(run(admin, "show"))
+    assert shown[:4] == ["tree version 1", "this cluster c1", "topics t-*", "exactly once yes"]
+    assert shown[-1] == "8 c2 - Unclaimed 0 0 0 0 -"
+
+    incarnation = admin.log.state.proxies["proxy-1"].incarnation
+    admin.call(admin.log.apply, ClaimDistributor(8, incarnation))
+    assert lines(run(admin, "show"))[-1] == "8 c2 proxy-1 Elsewhere 0 0 0 0 -"
+    place, other = ("t-1", 0), ("t-2", 0)
+    course = Course((Stretch(Term(1, 0), "c2", 0, 3),))
+    distributors[8] = SimpleNamespace(
+        waits=None,
+        given=SimpleNamespace(total=lambda: 9),
+        refused=1,
+        lost=2,
+        courses={place: course, other: course},
+        positions={place: 5},
+        ends={place: 8},
+        left_out={other: Reason("TOPIC_MISSING", "c2 has no topic t-2")},
+        told={},
+    )
+    result = run(admin, "show")
+    assert lines(result, 1)[-4:] == [
+        "8 c2 proxy-1 Distributing 9 3 1 2 -",
+        "",
+        "LEVEL PARTITION POSITION SETTLED LAG REASON",
+        "8 t-2-0 - 3 - c2 has no topic t-2",
+    ]
+    assert "8 t-1-0 5 3 3 -" in lines(run(admin, "show", "--all"), 1)
+    chosen = lines(run(admin, "target", "c1", "8", "c3", "--give-up"))
+    assert "8 c3 proxy-1 Distributing 9 3 1 2 -" in chosen
+    assert admin.log.state.tree is not None
+    assert (admin.log.state.tree.chosen, admin.log.state.tree.given_up) == ({8: "c3"}, (8,))
+    assert lines(run(admin, "leave")) == ["left the tree"]
+    assert admin.log.state.tree is None
+    refused = run(admin, "leave")
+    assert (refused.exit_code, "in no tree" in refused.stderr) == (1, True)
+
+
+def test_what_is_wrong_is_said(admin: RunningAdmin, distributors: dict[int, Any], file: Path, tmp_path: Path) -> None:
+    missing = run(admin, "apply", str(tmp_path / "no-such-file"))
+    assert (missing.exit_code, "cannot be read: No such file" in missing.stderr) == (2, True)
+    file.write_text("version: 1\nversion: 2\n")
+    result = run(admin, "apply", str(file))
+    assert (result.exit_code, "line 1, column 1: version stands twice" in result.stderr) == (1, True)
+    result = run(admin, "show")
+    assert (result.exit_code, "isthmus tree apply FILE (NOT_FOUND)" in result.stderr) == (1, True)
+    assert not distributors
