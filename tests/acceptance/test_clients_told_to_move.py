@@ -89,7 +89,7 @@ class Application:
 def test_clients_go_on_at_the_cluster_that_leads(link: Linked, client: Client, how: str) -> None:
     if not runs_here(client.kind, client.version):
         pytest.skip("Java comes without a compiler here")
-    link_name, prefix, group = unique("moving"), unique("told-") + "-", unique("readers")
+    link_name, prefix, group = unique("moving"), unique("told-") + "-", unique("readers") + "-"
     topics = idempotent, plain, transactions = [prefix + each for each in ("idempotent", "plain", "transactions")]
     _lead(link, link_name, prefix, group, topics)
     with Relay(_address(link.a)) as name, ExitStack() as stack:
@@ -134,7 +134,7 @@ def test_clients_that_wait_go_on_at_what_is_promoted(link: Linked, kind: str, pr
     """Its writers write nothing for so long, and stay connected, as their readers do."""
     if not runs_here(kind, DEFAULT_VERSION):
         pytest.skip("Java comes without a compiler here")
-    link_name, prefix, group = unique("promoted"), unique("waits-") + "-", unique("readers")
+    link_name, prefix, group = unique("promoted"), unique("waits-") + "-", unique("readers") + "-"
     topic, chosen, at_a = prefix + "t", (kind, DEFAULT_VERSION), _address(link.a)
     age = {"metadata_age_ms": METADATA_AGE_MS}
     _lead(link, link_name, prefix, group, [topic])
@@ -168,7 +168,7 @@ def test_consumers_of_a_source_that_is_gone_go_on(link: Linked, kind: str, proto
     """Nobody tells them: they look for another cluster since theirs does not answer, and join it before it leads."""
     if not runs_here(kind, DEFAULT_VERSION):
         pytest.skip("Java comes without a compiler here")
-    link_name, prefix, group = unique("gone"), unique("gone-") + "-", unique("readers")
+    link_name, prefix, group = unique("gone"), unique("gone-") + "-", unique("readers") + "-"
     topic, age = prefix + "t", {"metadata_age_ms": METADATA_AGE_MS}
     _lead(link, link_name, prefix, group, [topic])
     with Relay(_address(link.a)) as name, ExitStack() as stack:
