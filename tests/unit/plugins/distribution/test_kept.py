@@ -24,7 +24,7 @@ def test_a_course_reads_as_it_was_written(course: Course, version: int, read: in
 
 @given(TERMS, OFFSETS, st.integers(-1, 2**31))
 def test_what_was_given_reads_as_it_was_written(term: Term, position: int, epoch: int) -> None:
-    kept = KeptGiven(Given(term, position), epoch)
+    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch)
     assert KeptGiven.of(position, kept.metadata()) == kept
 
 
