@@ -11,6 +11,9 @@ import pytest
 from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags
 from support.kafka import Clusters, unique
 from support.links import Read, Side, sidecars, until, whole
+from support.power_loss import lose_end
+from support.raw_log import delete_records
+from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
@@ -220,6 +223,79 @@ def test_a_target_that_is_lost_is_given_up_and_takes_nothing_with_it(kafka_clust
         expected += produce(three, "c1", topic, 2000, 100)
         found = three.wait_values(topic, PARTITIONS, expected)
         assert Counter(each.value for reads in found["c1"] for each in reads) == Counter(expected)
+
+
+def one_by_one(side: Side, topic: str, values: Sequence[bytes]) -> list[bytes]:
+    """Messages of one partition, each a batch of its own; the brokers have all."""
+    producer = side.producer(direct=True, linger_ms=0)
+    for value in values:
+        producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+    return [*values]
+
+
+@pytest.mark.suite("stories")
+def test_a_log_that_lost_its_end_or_its_beginning_is_gone_on_with(
+    kafka: KafkaCluster, kafka_cluster: Clusters, tmp_path: Path
+) -> None:
+    """By a power loss, and by retention, while nobody distributes; what was given before stays with the other."""
+    own = kafka_cluster(name="one")
+    clusters = {"one": own, "other": kafka}
+    proxies = {name: [whole(each, **PLUGINS)] for name, each in clusters.items()}
+    with distributing(clusters, proxies, tmp_path) as two:
+        one = two.sides["one"]
+        topic = two.create_topic(1)
+        two.apply(two.document(["one", "other"]))
+        two.wait_distributing()
+        given = one_by_one(one, topic, [b"given %d" % number for number in range(10)])
+        two.wait_values(topic, 1, given)
+        two.wait_settled(topic)
+        one.proxy.kill()
+        own.kill(1)
+        lose_end(own, 1, topic, batches=4)
+        own.start_broker(1)
+        new = one_by_one(one, topic, [b"new %d" % number for number in range(7)])
+        assert [each.value for each in one.read(topic, direct=True)] == given[:6] + new
+        one.proxy.start()
+        until("it goes on", lambda: set(new) <= {each.value for each in two.read(topic, 1)["other"][0]})
+        assert [each.value for each in two.read(topic, 1)["other"][0]] == given + new
+        assert reason(two, "one", topic) == "MESSAGES_LOST"
+        (partition,) = two.levels("one")[4]["partitions"]
+        assert "lost offsets 6 to 9 of it after they were given" in partition["reason"]
+        two.wait_settled(topic)
+
+        one.proxy.kill()
+        kept = one_by_one(one, topic, [b"kept %d" % number for number in range(5)])
+        with Wire(own.bootstrap_servers) as wire:
+            assert delete_records(wire, topic, 15) == (0, 15)
+        one.proxy.start()
+        until("it goes on", lambda: set(kept[2:]) <= {each.value for each in two.read(topic, 1)["other"][0]})
+        assert [each.value for each in two.read(topic, 1)["other"][0]] == given + new + kept[2:]
+        assert two.levels("one")[4]["lost"] == 2
+        two.wait_settled(topic)
+
+        # Of a topic that is made anew nobody was given anything, whatever the other cluster remembers.
+        one.delete_topic(topic)
+        until("it is gone", lambda: topic not in one.topics())
+        one.create_topic(topic)
+        again = one_by_one(one, topic, [b"again %d" % number for number in range(3)])
+        until("it is given", lambda: set(again) <= {each.value for each in two.read(topic, 1)["other"][0]})
+        two.wait_settled(topic)
+
+        more = unique(two.prefix)
+        one.create_topic(more)
+        values = one_by_one(one, more, [b"more"])
+        until("the other one lacks it", lambda: reason(two, "one", more) == "TOPIC_MISSING")
+        two.sides["other"].create_topic(more, 2)
+        until("the other one has two partitions", lambda: reason(two, "one", more) == "PARTITIONS_DIFFER")
+        one.add_partitions(more, 2)
+        two.wait_values(more, 2, values)
+
+
+def reason(clusters: Distributing, name: str, topic: str) -> str | None:
+    """Why a cluster's only level leaves a topic's first partition out."""
+    partitions = clusters.levels(name)[4]["partitions"]
+    return next((each["reason_code"] for each in partitions if (each["topic"], each["partition"]) == (topic, 0)), None)
 
 
 def check_ways(found: dict[str, list[list[Read]]], picture: Any) -> None:

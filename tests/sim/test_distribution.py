@@ -507,7 +507,8 @@ class Forest:
                     if not flags & mask(self.tree.level_between(leaf.name, other)):
                         assert message in has[other], (leaf.name, message, flags, other)
         if not self.anything_lost:
-            exact = not self.given_up and (self.in_transactions or (not self.kills and len(self.versions) == 1))
+            undisturbed = not self.kills and not self.cuts and len(self.versions) == 1
+            exact = not self.given_up and (self.in_transactions or undisturbed)
             for name, leaf in self.leaves.items():
                 counted = Counter(message for message, _ in leaf.log)
                 assert counted.keys() | self.cut == set(self.messages) | self.cut, name

@@ -84,20 +84,23 @@ class KeptCourse:
 
 @dataclass(frozen=True, slots=True)
 class KeptGiven:
-    """``epoch``: leader epoch of the source's record before the position; -1: not known."""
+    """``topic_id``: of the source's topic, as hexadecimal digits; ``epoch``: leader epoch of the source's record before
+    the position; -1: not known."""
 
     given: Given
-    epoch: int
+    topic_id: str
+    epoch: int = -1
 
     def metadata(self) -> str:
-        return _text({"term": list(self.given.term), "epoch": self.epoch})
+        return _text({"term": list(self.given.term), "topic_id": self.topic_id, "epoch": self.epoch})
 
     @classmethod
     def of(cls, position: int, metadata: str) -> KeptGiven:
         """Raises PositionError: it is not one of these."""
         with _Reading(metadata) as found:
             version, number = found["term"]
-            return cls(Given(Term(int(version), int(number)), position), int(found["epoch"]))
+            given = Given(Term(int(version), int(number)), position)
+            return cls(given, str(found["topic_id"]), int(found["epoch"]))
 
 
 def _text(value: dict[str, Any]) -> str:

@@ -29,7 +29,8 @@ class Courses:
         self._group = courses_group(level)
         self._version = version
         self._transactions = cluster.transactions(self._group)
-        self._topic_ids: dict[TopicPartition, str] = {}
+        self.topic_ids: dict[TopicPartition, str] = {}
+        """As hexadecimal digits, of this cluster's topics."""
         self._kept: dict[TopicPartition, str] = {}
         """As written."""
         self.by_place: dict[TopicPartition, Course] = {}
@@ -47,7 +48,7 @@ class Courses:
         found = await self._cluster.committed_offsets([self._group], stable=True)
         if self._group not in found:
             raise BrokerUnavailable(f"what group {self._group} has committed cannot be read now")
-        self._topic_ids = {
+        self.topic_ids = {
             (topic.name, partition): topic.topic_id.hex()
             for topic in topics.values()
             for partition in range(len(topic.partitions))
@@ -57,7 +58,7 @@ class Courses:
         self.by_place.clear()
         self.read.clear()
         self.wrong.clear()
-        for place, topic_id in self._topic_ids.items():
+        for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
             if committed is None:
                 new[place] = Term(self._version, 0)
@@ -95,7 +96,7 @@ class Courses:
             course = self.by_place[place]
             try:
                 read = self.read.get(place, (0, -1))
-                metadata = KeptCourse(course, self._version, self._topic_ids[place], *read).metadata()
+                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read).metadata()
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue

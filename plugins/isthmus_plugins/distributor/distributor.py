@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -60,6 +60,7 @@ AT_ONCE: Final = 50
 GIVEN_BYTES: Final = 4 * 1024 * 1024
 """What one transaction gives, about."""
 UNKNOWN_EPOCH: Final = -1
+NOT_READ: Final = (0, UNKNOWN_EPOCH)
 ASIDE_BYTES: Final = 32 * 1024
 """Batches that are rewritten beside the loop."""
 
@@ -241,8 +242,7 @@ class Distributor:
         """The positions of all partitions that are distributed. Raises Waits."""
         cluster = await self._leaves.reached(target)
         with _asking(target):
-            await self._check_version(cluster, target)
-            there = await cluster.topics_named(topics)
+            there = await self._topics_there(cluster, target, topics)
             self._target = self._transactions(cluster)
             await self._target.begin()
             given = await self._given(cluster, target)
@@ -271,6 +271,13 @@ class Distributor:
             self._mark(place, position)
         self.positions = positions
         return positions
+
+    async def _topics_there(self, cluster: ClusterApi, leaf: str, topics: Collection[str]) -> Mapping[str, TopicInfo]:
+        """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""
+        there = await cluster.topics_named(topics)
+        if there or not topics:  # else it distributes none of them, and says nothing of its version
+            await self._check_version(cluster, leaf)
+        return there
 
     async def _check_version(self, cluster: ClusterApi, leaf: str) -> None:
         """Whether a leaf has the same version of the tree: its own distributor of this level keeps it. Raises Waits."""
@@ -306,8 +313,7 @@ class Distributor:
                 f"what a target that is away will be given",
             )
             position = start
-            given_so_far = KeptGiven(Given(self.courses[place].current.term, position), UNKNOWN_EPOCH)
-            self._uncommitted[place] = CommittedOffset(position, given_so_far.metadata())
+            self._uncommitted[place] = self._kept(place, position)
         return position
 
     async def _said(
@@ -316,13 +322,27 @@ class Distributor:
         """Up to where the current target was given all, as it says; None: that cannot be, and it is left out."""
         course = self.courses[place]
         try:
-            kept = _of(given, place)
+            kept = self._of(given, place)
             position = course.position(None if kept is None else kept.given)
         except PositionError as error:
             self.left_out[place] = Reason(reasons.POSITIONS_CONTRADICT, str(error))
             return None
         said = kept is not None and kept.given.term == course.current.term
         return await self._cut(place, position, kept.epoch if kept is not None and said else UNKNOWN_EPOCH)
+
+    def _of(self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition) -> KeptGiven | None:
+        """What is kept of a partition of this very topic. Raises PositionError: what is kept is not a position.
+
+        Brokers forget the courses of a topic that is deleted, and the target's do not know of that.
+        """
+        found = given.get(place)
+        if isinstance(found, PositionError):
+            raise found
+        return found if found is not None and found.topic_id == self._courses.topic_ids[place] else None
+
+    def _kept(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> CommittedOffset:
+        given = Given(self.courses[place].current.term, position)
+        return CommittedOffset(position, KeptGiven(given, self._courses.topic_ids[place], epoch).metadata())
 
     async def _cut_where_read(self, place: TopicPartition) -> None:
         read = self._courses.read.get(place)
@@ -396,8 +416,7 @@ class Distributor:
                 continue
             following[place] = read.following
             self._courses.read[place] = read.following, read.epoch
-            kept = KeptGiven(Given(course.current.term, read.following), read.epoch)
-            self._uncommitted[place] = CommittedOffset(read.following, kept.metadata())
+            self._uncommitted[place] = self._kept(place, read.following, read.epoch)
         counts = {place: sum(read_header(each).record_count for each in made) for place, made in batches.items()}
         if any(counts.values()):  # else the positions go with the next transaction, or at the next tick
             self._target_ends |= await self._commit(target, batches)
@@ -448,8 +467,7 @@ class Distributor:
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():
             if place not in self._uncommitted and place not in self.left_out:
-                kept = KeptGiven(Given(self.courses[place].current.term, position), UNKNOWN_EPOCH)
-                self._uncommitted[place] = CommittedOffset(position, kept.metadata())
+                self._uncommitted[place] = self._kept(place, position, self._courses.read.get(place, NOT_READ)[1])
 
     async def _look(self, target: str) -> object:
         """What topics there are, and with how many partitions, at both clusters; and who leads them here."""
@@ -457,8 +475,7 @@ class Distributor:
         here = await self._topics()
         cluster = await self._leaves.reached(target)
         with _asking(target):
-            await self._check_version(cluster, target)
-            there = await cluster.topics_named(here)
+            there = await self._topics_there(cluster, target, here)
         return (
             {name: (info.topic_id, [each.leader_epoch for each in info.partitions]) for name, info in here.items()},
             {name: len(info.partitions) for name, info in there.items()},
@@ -522,11 +539,3 @@ def _asking(target: str) -> Iterator[None]:
         yield
     except (BrokerUnavailable, KafkaRefused) as error:
         raise Waits(reasons.TARGET_UNREACHABLE, f"cluster {target}: {error}") from error
-
-
-def _of(given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition) -> KeptGiven | None:
-    """Raises PositionError: what is kept is not one."""
-    found = given.get(place)
-    if isinstance(found, PositionError):
-        raise found
-    return found

@@ -4,8 +4,8 @@
     commit     AddPartitionsToTxn, AddOffsetsToTxn  |  Produce to each leader, TxnOffsetCommit  |  EndTxn
                \\______ to the coordinator, together ___/  \\____________ together ____________/
 
-So a transaction takes three round trips. After any error its fate is not known: whoever goes on begins again, which
-aborts what is open, and reads what was committed.
+So a transaction takes three round trips. All but Produce is asked again where brokers move. After an error its fate is
+not known: whoever goes on begins again, which aborts what is open, and reads what was committed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-from isthmus.errors import KafkaError, OurBug
+from isthmus.errors import KafkaError, OurBug, PeerFault
 from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus.kafka.client import ClusterClient
 from isthmus.kafka.results import ProducerIdentity, TopicPartition
@@ -35,6 +35,8 @@ before."""
 CONCURRENT_RETRY_S: Final = 0.002
 """The last transaction has ended, and its markers are being written."""
 CONCURRENT_S: Final = 30.0
+MOVED_S: Final = 5.0
+"""How long a coordinator that has moved is looked for, before all is begun again."""
 CLASSIC_VERSIONS_MAX: Final[Mapping[int, int]] = {
     ApiKey.ADD_PARTITIONS_TO_TXN: 3,
     ApiKey.ADD_OFFSETS_TO_TXN: 3,
@@ -55,6 +57,8 @@ class TransactionalProducer:
         self._producer: ProducerIdentity | None = None
         """None: what was begun is in doubt, or nothing was."""
         self._sequences: dict[TopicPartition, int] = {}
+        self._coordinators: dict[str | None, int] = {}
+        """Brokers: of groups by their ids, and of the transactional id (None)."""
 
     async def begin(self) -> None:
         """Fence whoever had the id before. What that left open is aborted when this returns."""
@@ -76,21 +80,17 @@ class TransactionalProducer:
         if producer is None:
             raise OurBug(f"{self._id}: begin first")
         places = {TopicPartition(*place): each for place, each in batches.items() if each}
-        node_id = await self._client.coordinator(self._id, transaction=True)
-        coordinator = await self._client.to(node_id, self._lane)
         await _both(
-            self._add_partitions(coordinator, producer, places),
-            self._added(coordinator, producer, ApiKey.ADD_OFFSETS_TO_TXN, {"group_id": group}),
+            self._add_partitions(producer, places),
+            self._added(producer, ApiKey.ADD_OFFSETS_TO_TXN, {"group_id": group}),
         )
         ends: dict[tuple[str, int], int] = {}
         await _both(self._produce(producer, places, ends), self._commit_offsets(producer, group, offsets))
-        await self._added(coordinator, producer, ApiKey.END_TXN, {"committed": True})
+        await self._added(producer, ApiKey.END_TXN, {"committed": True})
         self._producer = producer
         return ends
 
-    async def _add_partitions(
-        self, coordinator: BrokerConnection, producer: ProducerIdentity, places: Mapping[TopicPartition, object]
-    ) -> None:
+    async def _add_partitions(self, producer: ProducerIdentity, places: Mapping[TopicPartition, object]) -> None:
         topics: dict[str, list[int]] = {}
         for place in places:
             topics.setdefault(place.topic, []).append(place.partition)
@@ -110,22 +110,45 @@ class TransactionalProducer:
                 for result in topic.results_by_partition
             ]
 
-        await self._asked(coordinator, ApiKey.ADD_PARTITIONS_TO_TXN, values, codes)
+        await self._ask(ApiKey.ADD_PARTITIONS_TO_TXN, values, codes)
 
-    async def _added(
-        self, coordinator: BrokerConnection, producer: ProducerIdentity, api_key: int, more: Mapping[str, Any]
-    ) -> None:
+    async def _added(self, producer: ProducerIdentity, api_key: ApiKey, more: Mapping[str, Any]) -> None:
         values = {"transactional_id": self._id, **producer._asdict(), **more}
-        await self._asked(coordinator, api_key, values, lambda answer: [answer.error_code])
+        await self._ask(api_key, values, lambda answer: [answer.error_code])
+
+    async def _ask(
+        self,
+        api_key: ApiKey,
+        values: Mapping[str, Any],
+        codes: Callable[[Any], Sequence[int]],
+        group: str | None = None,
+    ) -> None:
+        """Ask the transaction's coordinator, or a group's, wherever it moves: each of these may be asked twice.
+
+        Raises KafkaError, ProducerFenced.
+        """
+
+        async def attempt() -> None:
+            if group not in self._coordinators:
+                found = await self._client.coordinator(group or self._id, transaction=group is None)
+                self._coordinators[group] = found
+            try:
+                connection = await self._client.to(self._coordinators[group], self._lane)
+                await self._asked(connection, api_key, values, codes)
+            except PeerFault:
+                self._coordinators.pop(group, None)
+                raise
+
+        await self._client.retrying(attempt, deadline_s=MOVED_S)
 
     async def _asked(
         self,
         connection: BrokerConnection,
-        api_key: int,
+        api_key: ApiKey,
         values: Mapping[str, Any],
         codes: Callable[[Any], Sequence[int]],
     ) -> None:
-        """Ask, and again while the transaction before is being completed. Raises KafkaError, ProducerFenced."""
+        """Ask, and again while the transaction before is being completed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CONCURRENT_S
         while True:
@@ -134,7 +157,7 @@ class TransactionalProducer:
             )
             found = codes(answer)
             if CONCURRENT_TRANSACTIONS not in found or loop.time() > deadline:
-                self._check(found, ApiKey(api_key).name)
+                self._check(found, api_key.name)
                 return
             await asyncio.sleep(CONCURRENT_RETRY_S)
 
@@ -200,8 +223,7 @@ class TransactionalProducer:
         def codes(answer: Any) -> list[int]:
             return [result.error_code for topic in answer.topics for result in topic.partitions]
 
-        connection = await self._client.to(await self._client.coordinator(group), self._lane)
-        await self._asked(connection, ApiKey.TXN_OFFSET_COMMIT, values, codes)
+        await self._ask(ApiKey.TXN_OFFSET_COMMIT, values, codes, group)
 
 
 async def _both(first: Awaitable[None], second: Awaitable[None]) -> None:

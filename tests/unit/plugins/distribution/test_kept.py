@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus_plugins.distribution.kept import METADATA_BYTES_MAX, KeptCourse, KeptGiven, courses_group, given_group
@@ -16,15 +16,17 @@ COURSES = st.builds(Course, st.lists(STRETCHES, min_size=1, max_size=5).map(tupl
 TOPIC_ID = "0" * 32
 
 
+@settings(deadline=None)
 @given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31))
 def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int) -> None:
     kept = KeptCourse(course, version, TOPIC_ID, read, epoch)
     assert KeptCourse.of(kept.metadata()) == kept
 
 
+@settings(deadline=None)
 @given(TERMS, OFFSETS, st.integers(-1, 2**31))
 def test_what_was_given_reads_as_it_was_written(term: Term, position: int, epoch: int) -> None:
-    kept = KeptGiven(Given(term, position), epoch)
+    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch)
     assert KeptGiven.of(position, kept.metadata()) == kept
 
 
