@@ -20,6 +20,7 @@ from isthmus_bench.scale_cli import scale
 from isthmus_bench.spark_cli import spark
 from isthmus_bench.sync_cli import sync
 from isthmus_bench.tables import Table, number, text_lines
+from isthmus_bench.tree_cli import tree
 
 if TYPE_CHECKING:
     from isthmus_bench.passthrough import Report, Sample
@@ -34,6 +35,9 @@ bench_app.command(
     epilog=example("isthmus bench replicate", "isthmus bench replicate --rounds 3 --no-mirror-maker -o json")
     + EXIT_CODES
 )(replicate)
+bench_app.command(
+    epilog=example("isthmus bench tree", "isthmus bench tree --rounds 1 --no-mirror-maker -o json") + EXIT_CODES
+)(tree)
 bench_app.command(
     epilog=example("isthmus bench reverse", "isthmus bench reverse --rtt 0 --rtt 20 --rtt 100 --rounds 5 -o json")
     + EXIT_CODES

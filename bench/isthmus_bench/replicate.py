@@ -22,35 +22,23 @@ import os
 import platform
 import statistics
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import quote
+from typing import Any, Final, TypeVar
 
-import httpx
-
-from isthmus_bench import mirror_maker
+from isthmus_bench import turn_topics
 from isthmus_bench.children import Child, cpu_seconds, resident_bytes
 from isthmus_bench.command import python_build
-from isthmus_bench.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster
-from isthmus_bench.load import RawClient, Target, newest_versions, wait_for_topic
-from isthmus_bench.mirror_maker import MirrorMaker
-from isthmus_bench.proxies import ProxyProcess
+from isthmus_bench.contestants import LINK, MIRROR, TUNED, Contestant, Say, contestants
+from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
+from isthmus_bench.load import Target
 from isthmus_bench.replication_load import Pace
 from isthmus_bench.small_load import KINDS
-from isthmus_protocol.schema import ApiKey
 
-Say = Callable[[str], None]
 Figures = TypeVar("Figures")
-
-LINK: Final = "link"
-MIRROR: Final = "MirrorMaker 2"
-TUNED: Final = "MirrorMaker 2, tuned"
 
 LAG_TARGETS_MS: Final[Mapping[int, Mapping[str, float]]] = {
     500: {"p50": 3.0, "p99": 15.0},
@@ -71,13 +59,10 @@ FOLLOW_INTERVAL_S: Final = 0.01
 FOLLOW_TIMEOUT_S: Final = 180.0
 IDLE_FOLLOW_INTERVAL_S: Final = 0.5
 SMALL_FOLLOW_INTERVAL_S: Final = 0.05
-API_TIMEOUT_S: Final = 60.0
 CLUSTER_SETTINGS: Final = {
     "log.retention.check.interval.ms": "2000",
     "transaction.partition.verification.enable": "false",  # as on every target of transactions
 }
-TOPIC_SETTINGS: Final = {"file.delete.delay.ms": "1000"}
-"""What a turn wrote goes soon after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +79,7 @@ class Plan:
     """Records go at the first rate for so long before lag is measured: brokers write out what the catch-up left."""
     lag_s: float = 4.0
     idle_partitions: int = 1_000
+    """0: their CPU is not measured."""
     idle_settle_s: float = 5.0
     """From when all idle partitions are copied until their CPU is measured."""
     idle_s: float = 10.0
@@ -328,135 +314,6 @@ def verdicts_of(
             yield Verdict(name, IDLE_CORE_MAX, cost, cost < IDLE_CORE_MAX)
 
 
-# ---- contestants ----
-
-
-class Contestant(Protocol):
-    """A way to copy topics from A to B. One at a time copies one topic."""
-
-    name: str
-
-    @abstractmethod
-    def begin(self, topic: str) -> float:
-        """Have the topic copied; returns at once, with the time at which it was asked to."""
-
-    @abstractmethod
-    def begun(self) -> None:
-        """Wait until it has taken the topic on. Raises httpx.HTTPError."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Copy it no more."""
-
-    @property
-    @abstractmethod
-    def pids(self) -> Sequence[int]:
-        """The processes that copy."""
-
-    @abstractmethod
-    def target_topic(self, topic: str) -> str:
-        """What the topic is called at B."""
-
-    @abstractmethod
-    def log(self) -> str:
-        """The end of what its processes said."""
-
-
-class LinkContestant(Contestant):
-    """Two proxies and a link that is made before; a topic is copied by attaching a namespace."""
-
-    def __init__(self, stack: ExitStack, a: ProxyProcess, b: ProxyProcess) -> None:
-        self.name = LINK
-        self._proxies = (a, b)
-        self._http = stack.enter_context(httpx.Client(base_url=a.url, timeout=API_TIMEOUT_S, trust_env=False))
-        self._pool = stack.enter_context(ThreadPoolExecutor(1))
-        self._attached: Any = None
-        self._topic = ""
-        self._link = "bench"
-        a.cli("link", "create", self._link, "--remote", b.link_address)
-
-    def begin(self, topic: str) -> float:
-        self._topic = topic
-        self._http.post("/v1/namespaces", json={"type": "topic", "prefix": topic}).raise_for_status()
-        body = {"type": "topic", "local": topic, "remote": topic, "role": "leader"}
-        asked_at = time.monotonic()
-        self._attached = self._pool.submit(self._http.post, f"/v1/links/{self._link}/mappings", json=body)
-        return asked_at
-
-    def begun(self) -> None:
-        self._attached.result().raise_for_status()
-
-    def end(self) -> None:
-        query = f"local={quote(self._topic, safe='')}&type=topic"
-        self._http.delete(f"/v1/links/{self._link}/mappings?{query}").raise_for_status()
-
-    @property
-    def pids(self) -> Sequence[int]:
-        return [proxy.pid for proxy in self._proxies]
-
-    def target_topic(self, topic: str) -> str:
-        return topic
-
-    def log(self) -> str:
-        return "\n".join(proxy.log[-1500:] for proxy in self._proxies)
-
-
-class MirrorContestant(Contestant):
-    """MirrorMaker 2, started for each topic."""
-
-    def __init__(
-        self,
-        name: str,
-        settings: Mapping[str, str],
-        source: KafkaCluster,
-        target: KafkaCluster,
-        directory: FilePath,
-        say: Say,
-    ) -> None:
-        self.name = name
-        self._settings = settings
-        self._clusters = (source, target)
-        self._directory = directory
-        self._say = say
-        self._running: MirrorMaker | None = None
-        mirror_maker.distribution(source.version, say)  # what must be downloaded is downloaded before anything runs
-
-    def begin(self, topic: str) -> float:
-        source, target = self._clusters
-        running = MirrorMaker(
-            source.bootstrap_servers,
-            target.bootstrap_servers,
-            topic,
-            version=source.version,
-            directory=self._directory / topic,
-            settings=self._settings,
-            say=self._say,
-        )
-        asked_at = time.monotonic()
-        self._running = running.__enter__()
-        return asked_at
-
-    def begun(self) -> None:
-        assert self._running is not None
-        if not self._running.running:
-            raise EmbeddedKafkaError(f"{self.name} ended:\n{self.log()}")
-
-    def end(self) -> None:
-        if self._running is not None:
-            self._running.__exit__(None, None, None)
-
-    @property
-    def pids(self) -> Sequence[int]:
-        assert self._running is not None
-        return [self._running.pid]
-
-    def target_topic(self, topic: str) -> str:
-        return mirror_maker.target_topic(topic)
-
-    def log(self) -> str:
-        return "" if self._running is None else self._running.log_path.read_text()[-3000:]
-
-
 # ---- what is measured ----
 
 
@@ -493,7 +350,7 @@ def run_contest(plan: Plan, say: Say) -> tuple[dict[str, list[Turn]], list[IdleF
         idle = [
             bench.idle(contestant, f"idle-{number}")
             for number, contestant in enumerate(bench.contestants)
-            if contestant.name != TUNED
+            if plan.idle_partitions and contestant.name != TUNED
         ]
         return {name: turns[name] for name in plan.contestants}, idle
 
@@ -522,7 +379,7 @@ class Bench:
         self._plan = plan
         self._brokers = brokers
         self._a, self._b = (self._cluster(stack, name) for name in ("a", "b"))
-        self.contestants = [self._contestant(name, stack, directory, say) for name in plan.contestants]
+        self.contestants = contestants(plan.contestants, (self._a, self._b), plan.partitions, stack, directory, say)
         self._load = stack.enter_context(Child("isthmus_bench.replication_load"))
 
     def _cluster(self, stack: ExitStack, name: str) -> KafkaCluster:
@@ -538,21 +395,12 @@ class Bench:
             )
         )
 
-    def _contestant(self, name: str, stack: ExitStack, directory: FilePath, say: Say) -> Contestant:
-        if name == LINK:
-            a, b = (
-                stack.enter_context(ProxyProcess(cluster.bootstrap_servers, name=f"bench-{side}", directory=directory))
-                for side, cluster in (("a", self._a), ("b", self._b))
-            )
-            return LinkContestant(stack, a, b)
-        settings = mirror_maker.TUNED if name == TUNED else mirror_maker.DEFAULT
-        return MirrorContestant(name, settings, self._a, self._b, directory, say)
-
     def turn(self, contestant: Contestant, topic: str) -> Turn:
         """Copy a backlog, then write at each rate."""
         plan = self._plan
         with self._copied(contestant, topic, plan.partitions, plan.batches, RECORDS, RECORD_BYTES) as catch_up:
             resident = self._resident_mb(contestant)
+            contestant.wait_caught_up()
             self._lag(contestant, topic, plan.rates[0], plan.settle_s)
             lags = {rate: self._lag(contestant, topic, rate, plan.lag_s) for rate in plan.rates}
             return Turn(catch_up, lags, max(resident, self._resident_mb(contestant)))
@@ -570,7 +418,7 @@ class Bench:
     ) -> Iterator[CatchUp]:
         """A topic that is filled at A and copied to B, for a while."""
         source = self._topic(self._a, topic)
-        _create(source, partitions)
+        turn_topics.create(source, partitions)
         size = {"partitions": partitions, "batches": batches, "records": records, "record_bytes": record_bytes}
         total = self._load.ask(do="fill", target=asdict(source), **size)["records"]
         try:
@@ -578,8 +426,8 @@ class Bench:
             yield catch_up_of(asked_at, samples, total, record_bytes)
         finally:
             contestant.end()
-            _delete(source)
-            _delete(self._topic(self._b, contestant.target_topic(topic)))
+            turn_topics.delete(source)
+            turn_topics.delete(self._topic(self._b, contestant.target_topic(topic)))
 
     def _follow(
         self, contestant: Contestant, topic: str, partitions: int, total: int, interval_s: float
@@ -609,7 +457,7 @@ class Bench:
         (link,) = self.contestants
         source, target = self._topic(self._a, topic), self._topic(self._b, topic)
         for each in (source, target):  # led by the first brokers, which are those that the load asks
-            _create(each, 1, range(1, self._brokers + 1))
+            turn_topics.create(each, 1, range(1, self._brokers + 1))
         size = {"target": asdict(source), "kind": kind}
         alone = self._load.ask(do="small", **size, producers=1, seconds=plan.small_s)
         several = self._load.ask(do="small", **size, producers=plan.small_producers, seconds=plan.small_s)
@@ -618,8 +466,8 @@ class Bench:
             asked_at, samples = self._follow(link, topic, 1, total, SMALL_FOLLOW_INTERVAL_S)
         finally:
             link.end()
-            _delete(source)
-            _delete(target)
+            turn_topics.delete(source)
+            turn_topics.delete(target)
         copied = catch_up_of(asked_at, samples, total, 1)
         return Small(
             several["batches_per_s"],
@@ -636,6 +484,7 @@ class Bench:
             pace=asdict(pace),
             source=asdict(self._topic(self._a, topic)),
             sink=asdict(self._topic(self._b, contestant.target_topic(topic))),
+            equal_offsets=contestant.equal_offsets,
             pids=contestant.pids,
         )
         return Lag(**said)
@@ -663,30 +512,3 @@ class Bench:
     @staticmethod
     def _topic(cluster: KafkaCluster, topic: str) -> Target:
         return Target(*cluster.addresses()[1], topic)
-
-
-def _create(target: Target, partitions: int, replicas: Sequence[int] = ()) -> None:
-    """``replicas``: on these brokers, led by the first; else on one for each partition."""
-    chosen = {**TOPIC_SETTINGS, "min.insync.replicas": str(min(2, max(1, len(replicas))))}
-    settings = [{"name": name, "value": value} for name, value in chosen.items()]
-    topic: dict[str, Any] = {"name": target.topic, "configs": settings}
-    if replicas:
-        entries = [{"partition_index": index, "broker_ids": list(replicas)} for index in range(partitions)]
-        topic |= {"num_partitions": -1, "replication_factor": -1, "assignments": entries}
-    else:
-        topic |= {"num_partitions": partitions, "replication_factor": 1}
-    _ask(target, ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": 30_000})
-    wait_for_topic(target)
-
-
-def _delete(target: Target) -> None:
-    topic = {"name": target.topic, "topic_id": None}
-    _ask(target, ApiKey.DELETE_TOPICS, {"topics": [topic], "topic_names": [target.topic], "timeout": 30_000})
-
-
-def _ask(target: Target, api_key: ApiKey, values: Mapping[str, Any]) -> None:
-    client = RawClient(target)
-    try:
-        client.ask(api_key, newest_versions(client)[api_key], values)
-    finally:
-        client.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ from isthmus_bench.command import carry_out, in_tables
 from isthmus_bench.tables import Table, number
 
 if TYPE_CHECKING:
-    from isthmus_bench.replicate import Report
+    from isthmus_bench.replicate import CatchUpFigure, LagFigure, Report, Verdict
 
 
 def replicate(
@@ -42,6 +42,7 @@ def replicate(
 
     from isthmus_bench import replicate as measured
     from isthmus_bench.children import ChildFailed
+    from isthmus_bench.contestants import LINK
     from isthmus_bench.kafka import DEFAULT_VERSION, EmbeddedKafkaError
     from isthmus_bench.load import LoadError
     from isthmus_bench.proxies import ProxyFailed
@@ -52,7 +53,7 @@ def replicate(
         "partitions": partitions,
         "lag_s": seconds,
         "idle_partitions": idle,
-        "contestants": () if small_only else None if mirror_maker else (measured.LINK,),
+        "contestants": () if small_only else None if mirror_maker else (LINK,),
     }
     version = version or DEFAULT_VERSION
     plan = measured.Plan.quick(version) if quick else measured.Plan(version)
@@ -76,38 +77,7 @@ def _measured(report: Report) -> str:
 
 def tables(report: Report) -> Iterator[Table]:
     """The report as tables of text."""
-    heads = ["catch-up", "MB/s", "records/s", "CPU ms/MB", "core", "of tuned: MB/s", "CPU", "first record s", "MB"]
-    rows = [
-        [
-            each.contestant,
-            number(each.catch_up.mb_per_s, 1),
-            number(each.catch_up.records_per_s, 0),
-            number(each.catch_up.cpu_ms_per_mb, 2),
-            f"{each.catch_up.cpu_share:.0%}",
-            number(each.speed_ratio, 2),
-            number(each.cpu_ratio, 2),
-            number(each.catch_up.first_record_s, 2),
-            number(each.resident_mb, 0),
-        ]
-        for each in report.catch_up
-    ]
-    yield "Catch-up of a backlog", heads, rows
-    heads = ["lag", "records/s", "p50 ms", "p99 ms", "max ms", "ack p50 ms", "core"]
-    for rate in dict.fromkeys(each.rate for each in report.lags):
-        rows = [
-            [
-                each.contestant,
-                number(each.lag.records_per_s, 0),
-                number(each.lag.p50_ms, 2),
-                number(each.lag.p99_ms, 2),
-                number(each.lag.max_ms, 1),
-                number(each.lag.ack_p50_ms, 2),
-                f"{each.lag.cpu_share:.1%}",
-            ]
-            for each in report.lags
-            if each.rate == rate
-        ]
-        yield f"Lag at {rate:,} records/s", heads, rows
+    yield from contest_tables(report.catch_up, report.lags)
     heads = ["idle", "partitions", "core", "without them"]
     rows = [
         [
@@ -133,6 +103,47 @@ def tables(report: Report) -> Iterator[Table]:
         for each in report.small
     ]
     yield "Small batches of one partition", heads, rows
+    yield targets_table(report.verdicts)
+
+
+def contest_tables(catch_up: Sequence[CatchUpFigure], lags: Sequence[LagFigure]) -> Iterator[Table]:
+    """What each contestant did."""
+    heads = ["catch-up", "MB/s", "records/s", "CPU ms/MB", "core", "of tuned: MB/s", "CPU", "first record s", "MB"]
+    rows = [
+        [
+            each.contestant,
+            number(each.catch_up.mb_per_s, 1),
+            number(each.catch_up.records_per_s, 0),
+            number(each.catch_up.cpu_ms_per_mb, 2),
+            f"{each.catch_up.cpu_share:.0%}",
+            number(each.speed_ratio, 2),
+            number(each.cpu_ratio, 2),
+            number(each.catch_up.first_record_s, 2),
+            number(each.resident_mb, 0),
+        ]
+        for each in catch_up
+    ]
+    yield "Catch-up of a backlog", heads, rows
+    heads = ["lag", "records/s", "p50 ms", "p99 ms", "max ms", "ack p50 ms", "core"]
+    for rate in dict.fromkeys(each.rate for each in lags):
+        rows = [
+            [
+                each.contestant,
+                number(each.lag.records_per_s, 0),
+                number(each.lag.p50_ms, 2),
+                number(each.lag.p99_ms, 2),
+                number(each.lag.max_ms, 1),
+                number(each.lag.ack_p50_ms, 2),
+                f"{each.lag.cpu_share:.1%}",
+            ]
+            for each in lags
+            if each.rate == rate
+        ]
+        yield f"Lag at {rate:,} records/s", heads, rows
+
+
+def targets_table(verdicts: Sequence[Verdict]) -> Table:
+    """Limits, and what was measured."""
     heads = ["target", "limit", "measured", "met"]
     rows = [
         [
@@ -141,6 +152,6 @@ def tables(report: Report) -> Iterator[Table]:
             number(each.measured, 3),
             "yes" if each.met else "NO",
         ]
-        for each in report.verdicts
+        for each in verdicts
     ]
-    yield "Targets", heads, rows
+    return "Targets", heads, rows

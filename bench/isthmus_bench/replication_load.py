@@ -40,6 +40,7 @@ IN_FLIGHT_MAX: Final = 5
 """As many as an idempotent Java producer allows itself."""
 FETCH_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 8 << 20
+READ_COMMITTED: Final = 1
 NOT_THERE: Final = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER})
 """The target's topic is not made yet, or has no leader yet."""
 
@@ -58,7 +59,7 @@ def produce_frame(
 
 
 def fetch_frame(topic: str, identity: UUID, version: int, offsets: Sequence[int]) -> bytes:
-    """A Fetch of all partitions, each from its offset, that waits for a byte."""
+    """A Fetch of all partitions, each from its offset, that waits for a byte of what is committed."""
     partitions = [
         {
             "partition": partition,
@@ -73,6 +74,7 @@ def fetch_frame(topic: str, identity: UUID, version: int, offsets: Sequence[int]
         "max_wait": FETCH_WAIT_MS,
         "min_bytes": 1,
         "max_bytes": FETCH_BYTES_MAX,
+        "isolation_level": READ_COMMITTED,
         "session_epoch": -1,
         "topics": [{"topic": topic, "topic_id": identity, "partitions": partitions}],
     }
@@ -198,7 +200,10 @@ class Pace:
 
 
 class Arrivals:
-    """When the batches of one partition were acked at the source, and seen on the target: both in offset order."""
+    """When the batches of one partition were acked at the source, and seen on the target: both in offset order.
+
+    They are told apart by how many records there are up to their ends.
+    """
 
     __slots__ = ("_acked", "_seen", "lags")
 
@@ -208,14 +213,14 @@ class Arrivals:
         self.lags: list[tuple[float, float]] = []
         """(time of the ack, seconds from there to the sight of it; negative where the target was first)."""
 
-    def acked(self, next_offset: int, now: float) -> None:
-        """The source has acked a batch that ends before ``next_offset``."""
-        self._acked.append((next_offset, now))
+    def acked(self, records: int, now: float) -> None:
+        """The source has acked a batch, with which it has so many records."""
+        self._acked.append((records, now))
         self._match()
 
-    def seen(self, next_offset: int, now: float) -> None:
-        """The target has all before ``next_offset``."""
-        self._seen.append((next_offset, now))
+    def seen(self, records: int, now: float) -> None:
+        """The target has the first ``records`` of them."""
+        self._seen.append((records, now))
         self._match()
 
     def _match(self) -> None:
@@ -259,16 +264,18 @@ class _Frames:
 class Pacer:
     """One run of :func:`pace`."""
 
-    def __init__(self, pace: Pace, source: Target, sink: Target) -> None:
+    def __init__(self, pace: Pace, source: Target, sink: Target, *, equal_offsets: bool) -> None:
         self._pace = pace
         self._writer, self._reader = RawClient(source), RawClient(sink)
         self._answers, self._fetched = _Frames(self._writer), _Frames(self._reader)
         write, read = newest_versions(self._writer), newest_versions(self._reader)
         at_target = ends(self._reader, read, sink.topic, pace.partitions)
         at_source = ends(self._writer, write, source.topic, pace.partitions)
-        if at_target != at_source:
+        if equal_offsets and at_target != at_source:
             raise LoadError(f"{sink.topic} ends at {at_target}, its source at {at_source}")
         self._offsets = [end or 0 for end in at_target]
+        self._starts = [end or 0 for end in at_source]
+        self._seen = [0] * pace.partitions
         self._arrivals = [Arrivals() for _ in range(pace.partitions)]
         self._produce_version, self._fetch_version = write[ApiKey.PRODUCE], read[ApiKey.FETCH]
         self._sink_topic, self._sink_id = sink.topic, topic_id(self._reader, read, sink.topic)
@@ -342,7 +349,7 @@ class Pacer:
             ((_, ((_, error_code, base_offset),)),) = peeks.produce_response(self._produce_version, frame)
             if error_code:
                 raise LoadError(f"a Produce was answered with error code {error_code}")
-            self._arrivals[partition].acked(base_offset + self._pace.records, now)
+            self._arrivals[partition].acked(base_offset - self._starts[partition] + self._pace.records, now)
 
     def _fetch(self) -> None:
         self._fetched.socket.sendall(fetch_frame(self._sink_topic, self._sink_id, self._fetch_version, self._offsets))
@@ -357,10 +364,11 @@ class Pacer:
                 for index, code, _, _, _, _, records in partitions:
                     if code:
                         raise LoadError(f"a Fetch of partition {index} was answered with error code {code}")
-                    last = deque(walk(records or b""), maxlen=1)
-                    if last:
-                        self._offsets[index] = last[0][2].next_offset
-                        self._arrivals[index].seen(self._offsets[index], now)
+                    for _, _, header in walk(records or b""):
+                        self._offsets[index] = header.next_offset
+                        if not header.is_control:
+                            self._seen[index] += header.record_count
+                            self._arrivals[index].seen(self._seen[index], now)
             self._fetch()
 
 
@@ -379,9 +387,12 @@ def lag_said(lags: Sequence[float], records_each_per_s: float, acks: Sequence[fl
     }
 
 
-def pace(what: Pace, source: Target, sink: Target, pids: Sequence[int]) -> dict[str, Any]:
-    """Write to ``source`` and watch ``sink``, which must be equally long. Raises LoadError."""
-    pacer = Pacer(what, source, sink)
+def pace(what: Pace, source: Target, sink: Target, pids: Sequence[int], *, equal_offsets: bool) -> dict[str, Any]:
+    """Write to ``source`` and watch ``sink``, which has the same records. Raises LoadError.
+
+    That is raised as well where their offsets are to be equal and differ.
+    """
+    pacer = Pacer(what, source, sink, equal_offsets=equal_offsets)
     try:
         return pacer.run(pids)
     finally:
@@ -403,7 +414,8 @@ def main() -> None:
                     said = small_load.write(Target(**command.pop("target")), **command)
                 case "pace":
                     source, sink = Target(**command["source"]), Target(**command["sink"])
-                    said = pace(Pace(**command["pace"]), source, sink, command["pids"])
+                    equal = command["equal_offsets"]
+                    said = pace(Pace(**command["pace"]), source, sink, command["pids"], equal_offsets=equal)
                 case other:
                     raise LoadError(f"no such command: {other}")
         except (OSError, LoadError) as error:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus_bench.bench_cli import bench_app
-from isthmus_bench.replicate import LINK, MIRROR, TUNED
+from isthmus_bench.contestants import LINK, MIRROR, TUNED
 from isthmus_bench.small_load import KINDS
 
 pytestmark = [pytest.mark.brokers, pytest.mark.suite("bench")]

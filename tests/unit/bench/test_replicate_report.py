@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from isthmus_bench.contestants import LINK, MIRROR, TUNED
 from isthmus_bench.replicate import (
     IDLE_CORE_MAX,
-    LINK,
-    MIRROR,
-    TUNED,
     CatchUp,
     IdleFigure,
     Lag,
