@@ -166,7 +166,7 @@ def header_cost(compression: Compression, records: int, seconds: float) -> Heade
 
 def rewritten(data: Frame) -> bytes:
     """A batch with copy flags in each record, as a distributor does it."""
-    (found,) = copies(data, HEADER_NAME.encode(), COURSE, LEVEL).batches
+    (found,) = copies([data], HEADER_NAME.encode(), COURSE, LEVEL).batches
     return found
 
 

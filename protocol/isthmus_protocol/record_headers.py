@@ -15,7 +15,7 @@ from isthmus_protocol.record_compression import DECOMPRESSED_MAX, compress, deco
 from isthmus_protocol.records import (
     HEADER_SIZE,
     PLAIN_HEADER,
-    BatchHeader,
+    Compression,
     Frame,
     MalformedBatch,
     seal,
@@ -48,125 +48,143 @@ class Found(NamedTuple):
     records: int
 
 
-class Rewritten(NamedTuple):
-    batches: list[bytes]
-    """What is left, each at base offset 0 and of no producer, compressed as it was."""
-    found: dict[Values, Found]
-
-
-def rewrite_header(
-    batch: Frame, name: bytes, change: Change, *, from_offset: int = 0, payload_max: int = PAYLOAD_BYTES_MAX
-) -> Rewritten:
-    """The records of one whole batch from ``from_offset`` on, with another value of the header ``name``.
+class HeaderRewriter:
+    """Makes batches with another value of the header ``name`` in each record, of whole batches one after the other.
 
     It stands where the first of that name did, else behind the others, and is the only one of its name then. Timestamps
-    are those that consumers see, so with append time they become the records' own.
-
-    Raises MalformedBatch (CorruptBatch), UnsupportedBatch, BatchTooLarge.
+    are those that consumers see, so with append time they become the records' own. Records of several batches that are
+    compressed alike are joined, up to ``payload_max`` bytes.
     """
-    header = whole_header(batch)
-    verify_crc(batch)  # a new CRC would bless bytes that were damaged on the way
-    if not header.record_count:
-        return Rewritten([], {})
-    payload = decompress(memoryview(batch)[HEADER_SIZE:], header.compression, limit=DECOMPRESSED_MAX)
-    payload_end = len(payload)
-    named = b"".join(nullable(name))
-    headers_of: dict[Values, bytes | None] = {}
-    first_offsets: dict[Values, int] = {}
-    counts: dict[Values, int] = {}
-    batches: list[bytes] = []
-    new = _NewBatch(header)
-    base_offset, base_timestamp, last_offset_delta = header.base_offset, header.base_timestamp, header.last_offset_delta
-    append_time = header.max_timestamp if header.is_log_append_time else None
-    position, last_delta = 0, -1
-    try:
-        for _ in range(header.record_count):
-            # Most numbers take one byte, which is read here: a call costs more.
-            begin, byte = position + 1, payload[position]
-            if byte < 0x80:
-                length = (byte >> 1) ^ -(byte & 1)
-            else:
-                length, begin = _read(payload, position)
-            end = begin + length
-            if length < 1 or end > payload_end:
-                raise MalformedBatch(f"a record of {length} bytes cannot be, {payload_end - begin} are left")
-            position, byte = begin + 2, payload[begin + 1]
-            if byte < 0x80:
-                timestamp = base_timestamp + ((byte >> 1) ^ -(byte & 1))
-            else:
-                delta, position = read_varint(payload, begin + 1, VARLONG_BITS)
-                timestamp = base_timestamp + delta
-            body, byte = position + 1, payload[position]
-            if byte < 0x80:
-                delta = (byte >> 1) ^ -(byte & 1)
-            else:
-                delta, body = _read(payload, position)
-            if not last_delta < delta <= last_offset_delta:
-                raise MalformedBatch(
-                    f"offset delta {delta} follows {last_delta}, the batch's last is {last_offset_delta}"
-                )
-            last_delta = delta
-            position, byte = body + 1, payload[body]
-            if byte < 0x80:
-                length = (byte >> 1) ^ -(byte & 1)
-            else:
-                length, position = _read(payload, body)
-            if length > 0:
-                position += length
-            elif length < -1:
-                raise MalformedBatch(f"a key of {length} bytes")
-            length, position = _read(payload, position)
-            if length > 0:
-                position += length
-            elif length < -1:
-                raise MalformedBatch(f"a value of {length} bytes")
-            headers, position, offset = position, end, base_offset + delta
-            if headers + 1 == end and not payload[headers]:
-                values, others = _NO_VALUES, _NO_HEADERS
-            elif payload.find(named, headers, end) < 0:
-                values, others = _NO_VALUES, _all_headers(payload, headers, end)
-            else:
-                values, others = _headers(payload, headers, end, named)
-            if offset < from_offset:
-                continue
-            if values in counts:
-                counts[values] += 1
-            else:
-                first_offsets[values], counts[values] = offset, 1
-                content = change(values)
-                headers_of[values] = None if content is None else named + b"".join(nullable(content))
-            ours = headers_of[values]
-            if ours is None:
-                continue
-            if append_time is not None:
-                timestamp = append_time
-            elif not _TIMESTAMP_MIN <= timestamp <= _TIMESTAMP_MAX:
-                raise MalformedBatch(f"timestamp {timestamp} does not fit 64 bits")
-            if new.records and new.size + end - begin + len(ours) > payload_max:
-                batches.append(new.closed())
-                new = _NewBatch(header)
-            if not new.records:
-                new.base_timestamp = new.max_timestamp = timestamp
-            elif timestamp > new.max_timestamp:
-                new.max_timestamp = timestamp
-            if delta == new.records and new.base_timestamp == base_timestamp and append_time is None:
-                unchanged = payload[begin:headers]
-            else:
-                head = _varint(timestamp - new.base_timestamp) + _varint(new.records)
-                unchanged = payload[begin : begin + 1] + head + payload[body:headers]
-            count, before, behind = others
-            tail = count + before + ours + behind
-            length = len(unchanged) + len(tail)
-            new.parts += (_varint(length), unchanged, tail)
-            new.records += 1
-            new.size += length + 3
-    except IndexError:
-        raise MalformedBatch("a record ends beyond its batch") from None
-    if position != payload_end:
-        raise MalformedBatch(f"{payload_end - position} bytes are left after the last record")
-    if new.records:
-        batches.append(new.closed())
-    return Rewritten(batches, {values: Found(first_offsets[values], count) for values, count in counts.items()})
+
+    def __init__(self, name: bytes, payload_max: int = PAYLOAD_BYTES_MAX) -> None:
+        self._named = b"".join(nullable(name))
+        self._payload_max = payload_max
+        self._closed: list[bytes] = []
+        self._new: _NewBatch | None = None
+
+    def add(self, batch: Frame, change: Change, from_offset: int = 0) -> dict[Values, Found]:
+        """The records of one batch from ``from_offset`` on; what was found in them.
+
+        Raises MalformedBatch (CorruptBatch), UnsupportedBatch, BatchTooLarge: nothing of this can be used then.
+        """
+        header = whole_header(batch)
+        verify_crc(batch)  # a new CRC would bless bytes that were damaged on the way
+        if not header.record_count:
+            return {}
+        payload = decompress(memoryview(batch)[HEADER_SIZE:], header.compression, limit=DECOMPRESSED_MAX)
+        payload_end = len(payload)
+        named, payload_max = self._named, self._payload_max
+        headers_of: dict[Values, bytes | None] = {}
+        first_offsets: dict[Values, int] = {}
+        counts: dict[Values, int] = {}
+        if self._new is not None and self._new.compression != header.compression:
+            self._close()
+        new = self._new or _NewBatch(header.compression)
+        base_offset, base_timestamp, last_offset_delta = (
+            header.base_offset,
+            header.base_timestamp,
+            header.last_offset_delta,
+        )
+        append_time = header.max_timestamp if header.is_log_append_time else None
+        position, last_delta = 0, -1
+        try:
+            for _ in range(header.record_count):
+                # Most numbers take one byte, which is read here: a call costs more.
+                begin, byte = position + 1, payload[position]
+                if byte < 0x80:
+                    length = (byte >> 1) ^ -(byte & 1)
+                else:
+                    length, begin = _read(payload, position)
+                end = begin + length
+                if length < 1 or end > payload_end:
+                    raise MalformedBatch(f"a record of {length} bytes cannot be, {payload_end - begin} are left")
+                position, byte = begin + 2, payload[begin + 1]
+                if byte < 0x80:
+                    timestamp = base_timestamp + ((byte >> 1) ^ -(byte & 1))
+                else:
+                    delta, position = read_varint(payload, begin + 1, VARLONG_BITS)
+                    timestamp = base_timestamp + delta
+                body, byte = position + 1, payload[position]
+                if byte < 0x80:
+                    delta = (byte >> 1) ^ -(byte & 1)
+                else:
+                    delta, body = _read(payload, position)
+                if not last_delta < delta <= last_offset_delta:
+                    raise MalformedBatch(
+                        f"offset delta {delta} follows {last_delta}, the batch's last is {last_offset_delta}"
+                    )
+                last_delta = delta
+                position, byte = body + 1, payload[body]
+                if byte < 0x80:
+                    length = (byte >> 1) ^ -(byte & 1)
+                else:
+                    length, position = _read(payload, body)
+                if length > 0:
+                    position += length
+                elif length < -1:
+                    raise MalformedBatch(f"a key of {length} bytes")
+                length, position = _read(payload, position)
+                if length > 0:
+                    position += length
+                elif length < -1:
+                    raise MalformedBatch(f"a value of {length} bytes")
+                headers, position, offset = position, end, base_offset + delta
+                if headers + 1 == end and not payload[headers]:
+                    values, others = _NO_VALUES, _NO_HEADERS
+                elif payload.find(named, headers, end) < 0:
+                    values, others = _NO_VALUES, _all_headers(payload, headers, end)
+                else:
+                    values, others = _headers(payload, headers, end, named)
+                if offset < from_offset:
+                    continue
+                if values in counts:
+                    counts[values] += 1
+                else:
+                    first_offsets[values], counts[values] = offset, 1
+                    content = change(values)
+                    headers_of[values] = None if content is None else named + b"".join(nullable(content))
+                ours = headers_of[values]
+                if ours is None:
+                    continue
+                if append_time is not None:
+                    timestamp = append_time
+                elif not _TIMESTAMP_MIN <= timestamp <= _TIMESTAMP_MAX:
+                    raise MalformedBatch(f"timestamp {timestamp} does not fit 64 bits")
+                if new.records and new.size + end - begin + len(ours) > payload_max:
+                    self._closed.append(new.closed())
+                    new = _NewBatch(header.compression)
+                if not new.records:
+                    new.base_timestamp = new.max_timestamp = timestamp
+                elif timestamp > new.max_timestamp:
+                    new.max_timestamp = timestamp
+                if delta == new.records and new.base_timestamp == base_timestamp and append_time is None:
+                    unchanged = payload[begin:headers]
+                else:
+                    head = _varint(timestamp - new.base_timestamp) + _varint(new.records)
+                    unchanged = payload[begin : begin + 1] + head + payload[body:headers]
+                count, before, behind = others
+                tail = count + before + ours + behind
+                length = len(unchanged) + len(tail)
+                new.parts += (_varint(length), unchanged, tail)
+                new.records += 1
+                new.size += length + 3
+        except IndexError:
+            raise MalformedBatch("a record ends beyond its batch") from None
+        if position != payload_end:
+            raise MalformedBatch(f"{payload_end - position} bytes are left after the last record")
+        self._new = new
+        return {values: Found(first_offsets[values], count) for values, count in counts.items()}
+
+    def batches(self) -> list[bytes]:
+        """What is left of all that was added, each at base offset 0 and of no producer, compressed as it was."""
+        self._close()
+        made, self._closed = self._closed, []
+        return made
+
+    def _close(self) -> None:
+        if self._new is not None and self._new.records:
+            self._closed.append(self._new.closed())
+        self._new = None
 
 
 def without_header(batch: Frame, name: bytes) -> bytes | None:
@@ -259,22 +277,21 @@ def _headers(payload: bytes, position: int, end: int, named: bytes) -> tuple[Val
 class _NewBatch:
     """A batch that is being made."""
 
-    __slots__ = ("_like", "base_timestamp", "max_timestamp", "parts", "records", "size")
+    __slots__ = ("base_timestamp", "compression", "max_timestamp", "parts", "records", "size")
 
-    def __init__(self, like: BatchHeader) -> None:
-        self._like = like
+    def __init__(self, compression: Compression) -> None:
+        self.compression = compression
         self.parts: list[bytes] = []
         self.records = self.base_timestamp = self.max_timestamp = 0
         self.size = 0
         """Bytes of the records, about."""
 
     def closed(self) -> bytes:
-        compression = self._like.compression
         header = PLAIN_HEADER._replace(
-            attributes=compression,
+            attributes=self.compression,
             last_offset_delta=self.records - 1,
             base_timestamp=self.base_timestamp,
             max_timestamp=self.max_timestamp,
             record_count=self.records,
         )
-        return seal(header, compress(b"".join(self.parts), compression))
+        return seal(header, compress(b"".join(self.parts), self.compression))

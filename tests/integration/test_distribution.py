@@ -81,6 +81,13 @@ def test_every_message_gets_to_both_clusters_once(two: Distributing) -> None:
     """Distributors are killed, their messages are not: transactions, flags that a client hands on, a log of before."""
     one, other = two.sides.values()
     topic = two.create_topic(PARTITIONS)
+    small = f"{two.prefix}small"
+    one.create_topic(small)
+    other.create_topic(small, config={"max.message.bytes": "2000"})
+    for number in range(5):
+        producer = one.producer()
+        producer.produce(small, b"%d" % number * 1000, partition=0)
+        assert producer.flush(30) == 0
     expected = produce(two, "one", topic, 0, 200)
     file = two.document(["one", "other"])
     planned = one.proxy.cli("tree", "apply", str(file), "--dry-run")
@@ -133,6 +140,9 @@ def test_every_message_gets_to_both_clusters_once(two: Distributing) -> None:
                 assert kept == [("before", b"1"), ("behind", b"2")]
     two.wait_settled(topic)
     assert one.proxy.cli("tree", "show")["distributors"][0]["given"] > 0
+    # The target takes these one by one, and not joined.
+    kept = [b"%d" % number * 1000 for number in range(5)]
+    check_once(two.wait_values(small, 1, kept), kept)
     with pytest.raises(ProxyFailed, match=r"version 3 cannot follow 1|write `version: 2`"):
         one.proxy.cli("tree", "apply", str(two.document(["one", "other"], version=3)))
 

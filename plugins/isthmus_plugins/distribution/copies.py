@@ -1,12 +1,14 @@
-"""What a distributor produces of a batch that it has read."""
+"""What a distributor produces of batches that it has read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from isthmus_plugins.distribution.copy_flags import FlagsError, read_flags, write_flags
 from isthmus_plugins.distribution.positions import Course
-from isthmus_protocol.record_headers import Values, rewrite_header
+from isthmus_protocol.record_headers import HeaderRewriter, Values
 from isthmus_protocol.records import Frame, read_header
 
 
@@ -24,26 +26,42 @@ class Copies(NamedTuple):
     refused: list[Refused]
 
 
-def copies(batch: Frame, header: bytes, course: Course, level: int, *, from_offset: int = 0) -> Copies:
-    """The records of one whole batch from ``from_offset`` on that are passed on, with their flags.
+def copies(
+    batches: Iterable[Frame],
+    header: bytes,
+    course: Course,
+    level: int,
+    *,
+    from_offset: int = 0,
+    joined: bool = True,
+) -> Copies:
+    """The records of whole batches of one partition from ``from_offset`` on that are passed on, with their flags.
 
-    A message whose flags cannot be read is not passed on: nobody knows where it has been. Raises MalformedBatch,
-    UnsupportedBatch, BatchTooLarge.
+    Several batches become one, as offsets are not kept and large batches are cheap for everybody behind; unless they
+    are not to be ``joined``, for a target that takes none as large. A message whose flags cannot be read is not passed
+    on: nobody knows where it has been. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
     """
-    first_offset = read_header(batch).base_offset  # what is filled ends with a batch
-    refused: dict[Values, str] = {}
+    rewriter = HeaderRewriter(header)
+    made: list[bytes] = []
+    refused: list[Refused] = []
+    for batch in batches:
+        first_offset = read_header(batch).base_offset  # what is filled ends with a batch
+        why: dict[Values, str] = {}
+        change = partial(_change, course, level, first_offset, why)
+        found = rewriter.add(batch, change, from_offset)
+        refused += (Refused(reason, *found[values]) for values, reason in why.items())
+        if not joined:
+            made += rewriter.batches()
+    return Copies(made + rewriter.batches(), refused)
 
-    def change(values: Values) -> bytes | None:
-        try:
-            flags = course.flags(first_offset, _flags(values), level)
-        except FlagsError as error:
-            refused[values] = str(error)
-            return None
-        return None if flags is None else write_flags(flags)
 
-    rewritten = rewrite_header(batch, header, change, from_offset=from_offset)
-    found = rewritten.found
-    return Copies(rewritten.batches, [Refused(reason, *found[values]) for values, reason in refused.items()])
+def _change(course: Course, level: int, first_offset: int, why: dict[Values, str], values: Values) -> bytes | None:
+    try:
+        flags = course.flags(first_offset, _flags(values), level)
+    except FlagsError as error:
+        why[values] = str(error)
+        return None
+    return None if flags is None else write_flags(flags)
 
 
 def _flags(values: Values) -> int:

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, CommittedOffset, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    ClusterApi,
+    CommittedOffset,
+    KafkaRefused,
+    TopicInfo,
+    TopicPartition,
+)
 from isthmus_protocol.records import read_header
 
 PRODUCE_TIMEOUT_MS: Final = 30_000
@@ -34,7 +41,7 @@ class AtLeastOnce:
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
     ) -> Mapping[TopicPartition, int]:
-        """Append batches, then commit offsets. Raises BrokerUnavailable."""
+        """Append batches, then commit offsets. Raises BrokerUnavailable, KafkaRefused."""
         ends: dict[TopicPartition, int] = {}
         by_leader: dict[int, dict[TopicPartition, Sequence[bytes]]] = {}
         topics = await self._cluster.topics_named({topic for topic, _ in batches})
@@ -51,9 +58,11 @@ class AtLeastOnce:
                 (results,) = await connection.produce([request], PRODUCE_TIMEOUT_MS)
                 for place, batch in request.items():
                     result = results.get(place)
-                    if result is None or result.error_code:
-                        why = "no answer" if result is None else f"{result.error_name} {result.message}"
-                        raise BrokerUnavailable(f"{place[0]}-{place[1]} is not appended to: {why}")
+                    where = f"{place[0]}-{place[1]}"
+                    if result is None:
+                        raise BrokerUnavailable(f"{where} is not appended to: no answer")
+                    if result.error_code:
+                        raise KafkaRefused(result.error_code, result.error_name, f"{where}: {result.message}")
                     ends[place] = result.base_offset + read_header(batch).last_offset_delta + 1
         refused = await self._cluster.commit_offsets(group, offsets, AS_BROKERS_DO)
         for place, error in refused.items():

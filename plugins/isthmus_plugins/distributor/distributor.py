@@ -45,6 +45,7 @@ from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
+from isthmus_protocol.error_codes import MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 from isthmus_protocol.records import BatchError, read_header
 
 log = logging.getLogger("isthmus_plugins.distributor")
@@ -61,8 +62,9 @@ GIVEN_BYTES: Final = 4 * 1024 * 1024
 """What one transaction gives, about."""
 UNKNOWN_EPOCH: Final = -1
 NOT_READ: Final = (0, UNKNOWN_EPOCH)
+TOO_LARGE: Final = frozenset({MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE})
 ASIDE_BYTES: Final = 32 * 1024
-"""Batches that are rewritten beside the loop."""
+"""What is rewritten beside the loop."""
 
 
 class Again(Exception):
@@ -91,6 +93,8 @@ class Distributor:
         self._leaves = Leaves(context, document.clusters)
         self._courses = Courses(self._cluster, level, self._tree.version)
         self._target: Transactions | None = None
+        self._joined = True
+        """Whether batches are joined: until the target has refused one that is too large."""
         self._reads = Reads(self._cluster, self._lane)
         self._uncommitted: dict[TopicPartition, CommittedOffset] = {}
         self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
@@ -403,10 +407,7 @@ class Distributor:
                 continue
             course = self.courses[place]
             try:
-                for batch in read.batches:
-                    made = await self._copied(batch, course, self.positions[place])
-                    batches.setdefault(place, []).extend(made.batches)
-                    self._note_refused(place, made)
+                made = await self._copied(read.batches, course, self.positions[place])
             except BatchError as error:
                 # Nothing behind it is given, or it would be left out for good.
                 self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
@@ -414,6 +415,8 @@ class Distributor:
                 self._uncommitted.pop(place, None)
                 following.pop(place, None)
                 continue
+            batches.setdefault(place, []).extend(made.batches)
+            self._note_refused(place, made)
             following[place] = read.following
             self._courses.read[place] = read.following, read.epoch
             self._uncommitted[place] = self._kept(place, read.following, read.epoch)
@@ -431,15 +434,18 @@ class Distributor:
         """Give batches, with all positions that are not committed yet. Raises Waits, ProducerFenced."""
         assert self._target is not None
         with _asking(target):
-            ends = await self._target.commit(batches, self._group, self._uncommitted)
+            try:
+                ends = await self._target.commit(batches, self._group, self._uncommitted)
+            except KafkaRefused as error:
+                self._joined = self._joined and error.error_code not in TOO_LARGE
+                raise
         self._uncommitted.clear()
         return ends
 
-    async def _copied(self, batch: memoryview, course: Course, from_offset: int) -> Copies:
+    async def _copied(self, batches: Sequence[memoryview], course: Course, from_offset: int) -> Copies:
         header = self._tree.header.encode()
-        if len(batch) < ASIDE_BYTES:
-            return copies(batch, header, course, self.level, from_offset=from_offset)
-        return await asyncio.to_thread(copies, batch, header, course, self.level, from_offset=from_offset)
+        made = partial(copies, batches, header, course, self.level, from_offset=from_offset, joined=self._joined)
+        return made() if sum(map(len, batches)) < ASIDE_BYTES else await asyncio.to_thread(made)
 
     def _note_refused(self, place: TopicPartition, made: Copies) -> None:
         for refused in made.refused:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.records import NOW, PLAIN, batch_of, contents, header_lists, record_lists
 
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.record_headers import Found, Values, rewrite_header, without_header
+from isthmus_protocol.record_headers import PAYLOAD_BYTES_MAX, Change, Found, HeaderRewriter, Values, without_header
 from isthmus_protocol.records import (
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
@@ -58,6 +60,13 @@ def changed(records: list[Record]) -> list[Record]:
     return expected
 
 
+def rewritten(batches: list[bytes], by: Change = change, payload_max: int = PAYLOAD_BYTES_MAX) -> list[bytes]:
+    rewriter = HeaderRewriter(NAME.encode(), payload_max)
+    for batch in batches:
+        rewriter.add(batch, by)
+    return rewriter.batches()
+
+
 def read(batches: list[bytes]) -> list[Record]:
     found: list[Record] = []
     for batch in batches:
@@ -78,16 +87,18 @@ def read(batches: list[bytes]) -> list[Record]:
 def test_it_is_what_decoding_and_encoding_makes(records: list[Record], compression: Compression, after: int) -> None:
     batch = encode_batch(records, PLAIN, compression=compression)
     from_offset = records[0].offset + after
-    rewritten = rewrite_header(batch, NAME.encode(), change, from_offset=from_offset)
+    rewriter = HeaderRewriter(NAME.encode())
+    seen = rewriter.add(batch, change, from_offset)
+    made = rewriter.batches()
     rest = [record for record in records if record.offset >= from_offset]
-    assert read(rewritten.batches) == changed(rest)
-    assert all(whole_header(new).compression is compression for new in rewritten.batches)
+    assert read(made) == changed(rest)
+    assert all(whole_header(new).compression is compression for new in made)
     found: dict[Values, Found] = {}
     for record in rest:
         values = tuple(value for name, value in record.headers if name == NAME)
         first, count = found.get(values, Found(record.offset, 0))
         found[values] = Found(first, count + 1)
-    assert rewritten.found == found
+    assert seen == found
 
 
 @settings(deadline=None)
@@ -97,7 +108,7 @@ def test_append_time_becomes_each_records_own(
 ) -> None:
     batch = batch_of(records, LOG_APPEND_TIME_BIT | compression, max_timestamp=append_time)
     expected = [record._replace(timestamp=append_time) for record in changed(records)]
-    assert read(rewrite_header(batch, NAME.encode(), change).batches) == expected
+    assert read(rewritten([batch])) == expected
 
 
 def test_nothing_of_a_producer_or_the_cleaner_is_kept() -> None:
@@ -110,7 +121,7 @@ def test_nothing_of_a_producer_or_the_cleaner_is_kept() -> None:
         base_sequence=4,
         leader_epoch=2,
     )
-    (new,) = rewrite_header(batch, NAME.encode(), change).batches
+    (new,) = rewritten([batch])
     header = whole_header(new)
     assert (header.attributes, header.producer_id, header.base_sequence, header.leader_epoch) == (0, -1, -1, -1)
 
@@ -118,10 +129,28 @@ def test_nothing_of_a_producer_or_the_cleaner_is_kept() -> None:
 def test_batches_are_no_larger_than_a_broker_takes() -> None:
     values = [b"v" * size for size in (300, 300, 300, 2000, 300)]
     records = [Record(offset, NOW, None, value) for offset, value in enumerate(values)]
-    batches = rewrite_header(encode_batch(records, PLAIN), NAME.encode(), change, payload_max=1000).batches
+    batches = rewritten([encode_batch(records, PLAIN)], payload_max=1000)
     assert [whole_header(batch).record_count for batch in batches] == [3, 1, 1]
     assert all(len(batch) <= 1000 + HEADER_SIZE for batch in (batches[0], batches[2]))
     assert read(batches) == changed(records)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(named_lists(), st.sampled_from(list(Compression))), max_size=4), st.sampled_from([200, 10**6])
+)
+def test_batches_are_joined(parts: list[tuple[list[Record], Compression]], payload_max: int) -> None:
+    made = rewritten(
+        [encode_batch(records, PLAIN, compression=compression) for records, compression in parts],
+        payload_max=payload_max,
+    )
+    expected = [record for records, _ in parts for record in changed(records)]
+    assert read(made) == [record._replace(offset=number) for number, record in enumerate(expected)]
+    if payload_max == 10**6:
+        kept = [compression for records, compression in parts if changed(records)]
+        apart = sum(one is not other for one, other in pairwise(kept))
+        assert len(made) <= len(parts)
+        assert len(made) >= bool(kept) + apart
 
 
 @settings(deadline=None)
@@ -138,7 +167,7 @@ def test_damaged_batches_are_refused_or_read_as_they_decode(records: list[Record
     except BatchError:
         expected = None
     try:
-        found = read(rewrite_header(damaged, NAME.encode(), change).batches)
+        found = read(rewritten([damaged]))
     except BatchError:
         assert expected is None
     else:
@@ -150,12 +179,12 @@ def test_a_wrong_crc_is_not_made_right() -> None:
     batch = bytearray(encode_batch([Record(0, NOW, None, b"v")], PLAIN))
     batch[-1] ^= 1
     with pytest.raises(CorruptBatch):
-        rewrite_header(batch, NAME.encode(), change)
+        rewritten([batch])
 
 
 def test_an_emptied_batch_has_nothing() -> None:
     emptied = seal(PLAIN._replace(base_offset=7, last_offset_delta=4, record_count=0), b"")
-    assert rewrite_header(emptied, NAME.encode(), change) == ([], {})
+    assert rewritten([emptied]) == []
 
 
 @settings(deadline=None)
@@ -163,7 +192,7 @@ def test_an_emptied_batch_has_nothing() -> None:
 def test_a_null_header_stays_apart_from_an_empty_one(content: bytes | None) -> None:
     batch = encode_batch([Record(0, NOW, None, None, ((NAME, content),))], PLAIN)
     seen: list[Values] = []
-    rewrite_header(batch, NAME.encode(), lambda values: seen.append(values))
+    rewritten([batch], lambda values: seen.append(values))
     assert seen == [(content,)]
 
 

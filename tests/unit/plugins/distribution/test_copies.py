@@ -34,7 +34,7 @@ def test_the_worked_example_in_bytes() -> None:
         for distributor in plan(BALANCED, {}):
             if distributor.leaf == leaf:
                 for batch in arrived[leaf]:
-                    found = copies(batch, NAME, LIVE, distributor.level)
+                    found = copies([batch], NAME, LIVE, distributor.level)
                     assert not found.refused
                     if found.batches:
                         arrived.setdefault(distributor.target, []).extend(found.batches)
@@ -48,29 +48,29 @@ def test_the_worked_example_in_bytes() -> None:
 
 def test_what_was_passed_on_is_left_out() -> None:
     batch = batch_of(None, write_flags(0b001), write_flags(0b100), write_flags(0), offset=10)
-    assert read(copies(batch, NAME, LIVE, 2).batches) == [
+    assert read(copies([batch], NAME, LIVE, 2).batches) == [
         (b"v0", write_flags(0b010)),
         (b"v2", write_flags(0b110)),
         (b"v3", write_flags(0b010)),
     ]
-    assert read(copies(batch, NAME, LIVE, 2, from_offset=13).batches) == [(b"v3", write_flags(0b010))]
-    assert copies(batch_of(write_flags(1)), NAME, LIVE, 1).batches == []
+    assert read(copies([batch], NAME, LIVE, 2, from_offset=13).batches) == [(b"v3", write_flags(0b010))]
+    assert copies([batch_of(write_flags(1))], NAME, LIVE, 1).batches == []
 
 
 def test_a_new_leaf_is_filled_with_everything() -> None:
     filling = Course(LIVE.stretches, fill_until=10)
     flags = [write_flags(0b001), None]
-    assert read(copies(batch_of(*flags, offset=8), NAME, filling, 1).batches) == [
+    assert read(copies([batch_of(*flags, offset=8)], NAME, filling, 1).batches) == [
         (b"v0", write_flags(ALL_LEVELS)),
         (b"v1", write_flags(ALL_LEVELS)),
     ]
-    assert read(copies(batch_of(*flags, offset=10), NAME, filling, 1).batches) == [(b"v1", write_flags(1))]
+    assert read(copies([batch_of(*flags, offset=10)], NAME, filling, 1).batches) == [(b"v1", write_flags(1))]
 
 
 def test_messages_whose_flags_cannot_be_read_stay_where_they_are() -> None:
     twice = Record(14, 0, None, b"v", ((HEADER_NAME, write_flags(0)), (HEADER_NAME, write_flags(0))))
     records = decode_records(batch_of(b"\0" * 4, None, b"", b"\0" * 4, offset=10))
-    found = copies(encode_batch([*records, twice], PLAIN), NAME, LIVE, 1)
+    found = copies([encode_batch([*records, twice], PLAIN)], NAME, LIVE, 1)
     assert read(found.batches) == [(b"v1", write_flags(1))]
     said = "copy flags are 8 bytes, there are {}: whatever wrote them is no distributor"
     assert found.refused == [
@@ -80,6 +80,12 @@ def test_messages_whose_flags_cannot_be_read_stay_where_they_are() -> None:
     ]
 
 
+def test_batches_are_joined_unless_they_are_not_to_be() -> None:
+    batches = [batch_of(None, offset=10), batch_of(None, None, offset=20), batch_of(write_flags(1), offset=30)]
+    assert [len(read([each])) for each in copies(batches, NAME, LIVE, 1).batches] == [3]
+    assert [len(read([each])) for each in copies(batches, NAME, LIVE, 1, joined=False).batches] == [1, 2]
+
+
 def test_another_name() -> None:
-    (batch,) = copies(batch_of(write_flags(1)), b"my-flags", LIVE, 1).batches
+    (batch,) = copies([batch_of(write_flags(1))], b"my-flags", LIVE, 1).batches
     assert decode_records(batch)[0].headers == ((HEADER_NAME, write_flags(1)), ("my-flags", write_flags(1)))
