@@ -30,7 +30,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: records at equal offsets, and none lost when the source is killed
 	$(RUN)/isthmus demo
 
-test: $(VENV)/.ready lint browser collected  ## Everything CI checks: of what stories are tried with, one case, chosen by the tree
+test: $(VENV)/.ready lint browser collected  ## Everything CI checks: of what stories are tried with one case, of files about a subject one, chosen by the tree
 	$(PYTEST) $(NOT_FOR_EVER) -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # Once beside the linters, which leaves the bytecode of all tests, with their asserts rewritten, to three workers that
@@ -47,7 +47,7 @@ test-quick: $(VENV)/.ready lint  ## Lint, types, unit tests and one real link, i
 SUITE = $(PYTEST) $(if $(AGAIN),--again) --slice $(or $(SLICE),1/1) --suite
 
 test-stories: DEV = 1
-test-stories: $(VENV)/.ready  ## Every case of what CI runs one of: kills, faults, ways around
+test-stories: $(VENV)/.ready  ## Everything of what CI runs one of: kills, faults, ways around, files about one subject
 	$(SUITE) stories -n 2 --dist loadfile tests
 
 test-clients: $(VENV)/.ready  ## Clients against every version of brokers

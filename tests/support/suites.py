@@ -5,6 +5,8 @@ Unmarked tests are CI's. ``@pytest.mark.suite("stories")`` has a test run in ``m
 tree that is tested, so that it is another one for each commit and the same one for the same commit; the suite runs them
 all. ``of="random faults"`` makes one group of several tests, ``case="4.1.1"`` one case of several tests of a group.
 
+Of files that :mod:`support.turns` has as one subject, CI runs one, chosen likewise, and ``stories`` runs all.
+
 ``--suite NAME`` chooses (``all``: whatever is collected), ``--slice 2/6`` takes each sixth test from the second on.
 What has passed in a slice is written down, and the slice goes on behind it when it is run again on the same tree;
 ``--again`` forgets that.
@@ -22,10 +24,13 @@ from typing import Any, Final
 
 import pytest
 
+from support import turns
+
 CI: Final = "ci"
 ALL: Final = "all"
 ROOT: Final = Path(__file__).parents[2]
 SPARK: Final = "tests/spark/"
+_SUBJECT_OF: Final = {file: subject for subject, files in turns.SUBJECTS.items() for file in files}
 PASSED: Final = ROOT / ".cache" / "passed"
 
 
@@ -72,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif suite == ALL:
         chosen = list(items)
     else:
-        chosen = [item for item in items if suite in names(item, "suite") | names(item, "one_in_ci")]
+        chosen = [item for item in items if suite in names(item, "suite") | names(item, "one_in_ci") | _turns(item)]
     chosen = sorted(chosen, key=lambda item: item.nodeid)[k - 1 :: n] if n > 1 else chosen
     before = set() if config.getoption("--again") else _passed_before(config)
     kept = {item for item in chosen if item.nodeid not in before}
@@ -102,10 +107,27 @@ def in_ci(items: list[pytest.Item], by: str) -> list[pytest.Item]:
             group = groups.setdefault(mark.kwargs.get("of", item.nodeid.partition("[")[0]), {})
             group.setdefault(mark.kwargs.get("case", item.nodeid), []).append(item)
     left_out = {item for item in items if names(item, "suite")}
+    for item in items:
+        if subject := subject_of(item):
+            groups.setdefault(subject, {}).setdefault(file_of(item), []).append(item)
     for name, cases in groups.items():
         chosen = sorted(cases)[int(hashlib.sha256(f"{by} {name}".encode()).hexdigest(), 16) % len(cases)]
         left_out.update(item for case, same in cases.items() if case != chosen for item in same)
     return [item for item in items if item not in left_out]
+
+
+def file_of(item: pytest.Item) -> str:
+    """Below ``tests/``."""
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def subject_of(item: pytest.Item) -> str | None:
+    """Whose turn it may be; tests of other suites have none."""
+    return None if names(item, "suite") else _SUBJECT_OF.get(file_of(item))
+
+
+def _turns(item: pytest.Item) -> set[str]:
+    return {turns.SUITE} if subject_of(item) else set()
 
 
 @cache
