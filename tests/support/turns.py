@@ -1,7 +1,7 @@
 """Files of tests of which CI runs one by subject, chosen by the tree; ``make test-stories`` runs them all.
 
-Nearly all that CI costs are brokers, Java's tools and Spark, by file. What every commit must show is in no subject here:
-the user stories, a link that is exact, one that is synchronous, the failover, README and the demo.
+Nearly all that CI costs are brokers, Java's tools and Spark, by file. What every commit must show is in no subject: the
+user stories, a link that is exact, one that is synchronous, the failover, README and the demo.
 """
 
 from __future__ import annotations

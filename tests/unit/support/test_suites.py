@@ -33,6 +33,13 @@ def test_short():
 """
 
 
+TURNS: Final = """
+SUBJECTS = {"either": ("test_one.py", "test_other.py")}
+SUITE = "stories"
+"""
+IN_TURNS: Final = ("test_one", "test_other")
+
+
 class Checkout:
     """A repository with tests of its own, and this project's suites."""
 
@@ -40,6 +47,9 @@ class Checkout:
         self.path = path
         (path / "tests" / "support").mkdir(parents=True)
         (path / "tests" / "support" / "suites.py").write_text(Path(suites.__file__).read_text())
+        (path / "tests" / "support" / "turns.py").write_text(TURNS)
+        for name in IN_TURNS:
+            (path / "tests" / f"{name}.py").write_text(f"def {name}(): pass\ndef {name}_again(): pass\n")
         (path / "tests" / "conftest.py").write_text('pytest_plugins = ("support.suites",)\n')
         (path / "tests" / "test_it.py").write_text(TESTS)
         (path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["tests"]\n')
@@ -74,17 +84,21 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-STORIES: Final = {f"test_story[{case}]" for case in range(6)} | {"test_long"}
+OF_FILES: Final = {name: {name, f"{name}_again"} for name in IN_TURNS}
+STORIES: Final = {f"test_story[{case}]" for case in range(6)} | {"test_long"} | set().union(*OF_FILES.values())
 
 
 def test_ci_runs_one_case_by_the_tree_and_a_suite_all(checkout: Checkout) -> None:
     code, ran = checkout.run()
     assert code == 0
     assert "test_short" in ran
-    (chosen,) = ran - {"test_short"}
+    (file,) = [name for name in IN_TURNS if name in ran]
+    assert ran >= OF_FILES[file]
+    (chosen,) = ran - {"test_short"} - OF_FILES[file]
     assert checkout.run()[1] == ran
     assert chosen in STORIES
-    assert any(checkout.run(ISTHMUS_TREE=str(tree))[1] != ran for tree in range(5)), "another tree, another case"
+    for taken, what in ((chosen, "another tree, another case"), (file, "and another file")):
+        assert any(taken not in checkout.run(ISTHMUS_TREE=str(tree))[1] for tree in range(20)), what
     assert checkout.run("--suite", "stories")[1] == STORIES
     assert checkout.run("--suite", "all")[1] == {*STORIES, "test_fuzz", "test_short"}
 
