@@ -398,35 +398,43 @@ class Distributor:
     async def _give_some(self, reads: Sequence[Read], target: str) -> None:
         batches: dict[TopicPartition, list[bytes]] = {}
         following: dict[TopicPartition, int] = {}
+        # All of a partition at once: what is joined is one batch of one request.
+        for place, those in self._by_place(reads).items():
+            read = those[-1]
+            try:
+                made = await self._copied(
+                    [batch for each in those for batch in each.batches], self.courses[place], self.positions[place]
+                )
+            except BatchError as error:
+                # Nothing behind it is given, or it would be left out for good.
+                self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
+                self._uncommitted.pop(place, None)
+                continue
+            batches[place] = made.batches
+            self._note_refused(place, made)
+            following[place] = read.following
+            self._courses.read[place] = read.following, read.epoch
+            self._uncommitted[place] = self._kept(place, read.following, read.epoch)
+        count = sum(read_header(each).record_count for made_of in batches.values() for each in made_of)
+        if count:  # else the positions go with the next transaction, or at the next tick
+            self._target_ends |= await self._commit(target, batches)
+        self.positions |= following
+        for place, position in following.items():
+            self._mark(place, position)
+        self.given[target] += count
+
+    def _by_place(self, reads: Sequence[Read]) -> dict[TopicPartition, list[Read]]:
+        """Those with which a partition that is distributed goes on."""
+        found: dict[TopicPartition, list[Read]] = {}
         for read in reads:
             place = read.place
             if place in self.left_out:
                 continue
             self.ends[place] = read.end
-            if read.following == following.get(place, self.positions[place]):
-                continue
-            course = self.courses[place]
-            try:
-                made = await self._copied(read.batches, course, self.positions[place])
-            except BatchError as error:
-                # Nothing behind it is given, or it would be left out for good.
-                self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
-                batches.pop(place, None)
-                self._uncommitted.pop(place, None)
-                following.pop(place, None)
-                continue
-            batches.setdefault(place, []).extend(made.batches)
-            self._note_refused(place, made)
-            following[place] = read.following
-            self._courses.read[place] = read.following, read.epoch
-            self._uncommitted[place] = self._kept(place, read.following, read.epoch)
-        counts = {place: sum(read_header(each).record_count for each in made) for place, made in batches.items()}
-        if any(counts.values()):  # else the positions go with the next transaction, or at the next tick
-            self._target_ends |= await self._commit(target, batches)
-        self.positions |= following
-        for place, position in following.items():
-            self._mark(place, position)
-        self.given[target] += sum(counts.values())
+            before = found[place][-1].following if place in found else self.positions[place]
+            if read.following != before:
+                found.setdefault(place, []).append(read)
+        return found
 
     async def _commit(
         self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]]
