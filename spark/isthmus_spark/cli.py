@@ -25,6 +25,7 @@ from isthmus_spark.command import (
     started,
     table_lines,
 )
+from isthmus_spark.tree import command as tree_command
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -131,6 +132,7 @@ def exactly_once(
 
 app.command("anomalies", epilog=anomalies_command.EPILOG)(anomalies_command.anomalies)
 app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
+app.command("tree", epilog=tree_command.EPILOG)(tree_command.tree)
 app.command("lag-and-states", epilog=example("lag-and-states"))(link_commands.lag_and_states)
 app.command("sync", epilog=example("sync", "--rtt-ms 20 --quorum 'ANY 1 (5, 20)'"))(link_commands.sync)
 app.command(epilog=compact_command.EPILOG)(compact_command.compact)

@@ -132,6 +132,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
         "spark/test_audit.py",
         "spark/test_audit_clusters.py",
         "spark/test_compaction.py",
+        "spark/test_tree.py",
     ),
 }
 
