@@ -60,6 +60,8 @@ DRILLS: Final = 6
 """A failover is tried on a copy of what follows, over a link that leads nowhere."""
 TREES: Final = 6
 """Topics are distributed over a tree of clusters that all take writes."""
+ESCAPED_IDS: Final = 6
+"""Cluster ids that no topic can have in its name are escaped in the names of copies of offsets topics."""
 LEVELS: Final[Mapping[int, str]] = {
     1: "records say what they concern, so that a proxy which does not know one refuses writes to that alone; "
     "what a source lost is told until it is acknowledged, and may be held (--on-source-loss)",
@@ -83,7 +85,8 @@ LEVELS: Final[Mapping[int, str]] = {
     "what follows is compared with its source again and again, as the brokers of both clusters hold it "
     "(isthmus link alter --verify-every, 7 days); how far it was found equal, and what differs, is recorded; "
     "a failover is tried on a copy of what follows (isthmus drill failover); "
-    "topics are distributed over a tree of clusters that all take writes (isthmus tree)",
+    "topics are distributed over a tree of clusters that all take writes (isthmus tree); "
+    "the offsets topic of a cluster is copied whatever its id is",
 }
 """What each level brings, for people."""
 KNOWN_LEVEL: Final = max(LEVELS)

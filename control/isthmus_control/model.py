@@ -544,9 +544,13 @@ class Link:
         return next((each for each in self.waiting if (each.type, each.local_prefix) == (kind, local_prefix)), None)
 
 
-def offsets_mapping(link: Link, role: Role, copy: OffsetsCopy, attached_ms: int, at_offset: int) -> NamespaceMapping:
-    """The pair of an offsets topic and its copy, as the side with this role sees it."""
-    names = OFFSETS_TOPIC, copy_name(link.local_cluster_id if role is Role.LEADER else link.remote_cluster_id)
+def offsets_mapping(
+    link: Link, role: Role, copy: OffsetsCopy, attached_ms: int, at_offset: int, *, escaped: bool
+) -> NamespaceMapping:
+    """The pair of an offsets topic and its copy, as the side with this role sees it. ``escaped``: also where the
+    source's id is none that a topic can have in its name."""
+    source = link.local_cluster_id if role is Role.LEADER else link.remote_cluster_id
+    names = OFFSETS_TOPIC, copy_name(source) if escaped else COPY_PREFIX + source
     local, remote = names if role is Role.LEADER else names[::-1]
     return NamespaceMapping(ResourceType.TOPIC, local, remote, role, attached_ms, at_offset, offsets=copy)
 

@@ -6,9 +6,11 @@ leaves them, and the follower fills its offsets; several in a row go as one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from isthmus_protocol.cluster_ids import escaped
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, UnknownRecord, decode_key
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import NO_SEQUENCE, BatchHeader, Compression, Frame, seal, verify_crc
@@ -23,9 +25,22 @@ Treatment = Callable[[str, Record], Record | None]
 """A group and a record of it: the record that leaves the source, None where none does."""
 
 
+_ID_CHARS_MAX: Final = 249 - len(COPY_PREFIX)
+"""A topic's name has 249 characters at most."""
+_IN_NAMES: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_ID_CHARS_MAX}}}")
+
+
+def needs_escape(source_cluster_id: str) -> bool:
+    """Whether no topic can have the id in its name as it is."""
+    return _IN_NAMES.fullmatch(source_cluster_id) is None
+
+
 def copy_name(source_cluster_id: str) -> str:
-    """The name that a source's offsets topic has on the target (KIP-986)."""
-    return COPY_PREFIX + source_cluster_id
+    """The name that a source's offsets topic has on the target (KIP-986). An id that topics cannot have in their names
+    is escaped."""
+    if not needs_escape(source_cluster_id):
+        return COPY_PREFIX + source_cluster_id
+    return COPY_PREFIX + escaped(source_cluster_id, _ID_CHARS_MAX, ".")
 
 
 def treated(batches: Iterable[tuple[Frame, BatchHeader, bool]], treatment: Treatment | None) -> list[Frame]:

@@ -7,7 +7,6 @@ log is lost is told by the others how far it had been.
 from __future__ import annotations
 
 import asyncio
-import urllib.parse
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -19,6 +18,7 @@ from isthmus_control.model import INTERNAL_PREFIX
 from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.private_files import write_file
+from isthmus_protocol.cluster_ids import escaped
 from isthmus_protocol.error_codes import (
     CLUSTER_AUTHORIZATION_FAILED,
     GROUP_AUTHORIZATION_FAILED,
@@ -37,6 +37,8 @@ RETENTION_MS: Final = 10 * 365 * 24 * 3_600_000
 """A group without members has its commits expire: not while all proxies are stopped for a while."""
 WRITE_TIMEOUT_S: Final = 8.0
 FILE_PREFIX: Final = "control-anchor-"
+_ID_CHARS_MAX: Final = 200
+"""Of a file's name, which has 255 at most."""
 _DENIED: Final = frozenset({CLUSTER_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED})
 
 
@@ -72,7 +74,7 @@ class AnchorFiles:
         await asyncio.to_thread(self._write, anchor)
 
     def _path(self, cluster_id: str) -> Path:
-        return self._directory / f"{FILE_PREFIX}{urllib.parse.quote(cluster_id, safe='')}.json"
+        return self._directory / f"{FILE_PREFIX}{escaped(cluster_id, _ID_CHARS_MAX)}.json"
 
     def _read(self, cluster_id: str) -> Anchor | None:
         path = self._path(cluster_id)

@@ -53,6 +53,7 @@ from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Gateway, Limits
 from isthmus.transactions import OpenTransactions
 from isthmus_control.anchors import ANCHORS_UNKNOWN
+from isthmus_control.control_state import ControlState
 from isthmus_control.levels import SIGNING
 from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
@@ -65,6 +66,7 @@ from isthmus_plugins.link_policy import LinkPolicy
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.process import CaptureAllowed, PluginContext
 from isthmus_plugins.tasks import Supervision
+from isthmus_protocol.cluster_ids import is_usual
 
 log = logging.getLogger("isthmus.process")
 
@@ -588,6 +590,7 @@ class Process:
         if control_log is not None:
             warnings += [each.message for each in control_log.state.beyond]
             warnings += control_log.anchors.troubles.values()
+            warnings += _cluster_id_warnings(control_log.state)
             warnings += _signing_warnings(control_log)
         if self._broker_sasl is not None:
             warnings += self._broker_sasl.warnings()
@@ -608,6 +611,16 @@ class Process:
             plugins=[name for name, _ in self._plugins],
             warnings=warnings,
         )
+
+
+def _cluster_id_warnings(state: ControlState) -> Iterable[str]:
+    linked = {link.remote_cluster_id: f"cluster of link {name}" for name, link in sorted(state.links.items())}
+    for cluster_id, whose in {state.cluster_id: "this cluster", **linked}.items():
+        if not is_usual(cluster_id):
+            yield (
+                f"the id of {whose}, {cluster_id!r}, is not of the form that Kafka gives ids, at most 22 of a-z, A-Z, "
+                "0-9, _ and -: brokers and proxies take it, other tools may not"
+            )
 
 
 def _signing_warnings(control_log: ControlLog) -> Iterable[str]:

@@ -11,19 +11,23 @@ import dataclasses
 import threading
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pytest
-from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
+from confluent_kafka import Consumer, ElectionType, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from support.groups import COORDINATOR_MOVES
 from support.kafka import unique
+from support.links import until
 from support.wire import Wire, batch_of
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
 from isthmus_protocol import api_versions, schema
 from isthmus_protocol.messages import decode_response, parse_request_head
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
@@ -33,6 +37,9 @@ RELAY: Final = "127.0.0.2"
 PROXY: Final = "127.0.0.1"
 
 NOT_LEADER_OR_FOLLOWER: Final = 6
+NOT_COORDINATOR: Final = 16
+ODD_ID: Final = "hidden brokers, all three/ü"
+OFFSETS_PARTITIONS: Final = 4
 
 
 class Recorded:
@@ -126,7 +133,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reco
 
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[KafkaCluster]:
-    with KafkaCluster(name="hidden", brokers=3, host=BROKERS) as cluster:
+    """Their cluster's id has another form than Kafka's own: clients and proxies take it."""
+    with KafkaCluster(name="hidden", brokers=3, host=BROKERS, cluster_id=ODD_ID) as cluster:
         yield cluster
 
 
@@ -255,6 +263,108 @@ def test_clients_while_leaders_move(proxy: ProxyProcess, relay: Relay) -> None:
     admin.describe_consumer_groups([group])[group].result(30)
     assert answers(relay, ApiKey.FIND_COORDINATOR)
     assert any(answer.node_endpoints for answer in answers(relay, ApiKey.PRODUCE))
+
+
+def told_coordinators(address: str, version: int, groups: list[str]) -> dict[str, tuple[int, str]]:
+    """Of each group, its coordinator's id and address, as one broker tells them."""
+    with Wire(address) as wire:
+        if version >= 4:
+            answers = wire.request(
+                ApiKey.FIND_COORDINATOR, version, {"key_type": 0, "coordinator_keys": groups}
+            ).coordinators
+        else:
+            answers = [wire.request(ApiKey.FIND_COORDINATOR, version, {"key": group}) for group in groups]
+    assert [each.error_code for each in answers] == [0] * len(groups)
+    return {group: (each.node_id, f"{each.host}:{each.port}") for group, each in zip(groups, answers, strict=True)}
+
+
+def test_any_broker_tells_who_coordinates_a_group(proxy: ProxyProcess, relay: Relay) -> None:
+    """In every version of FindCoordinator, by the address at which clients reach it; and nobody else coordinates."""
+    groups = [unique("group-") for _ in range(2 * OFFSETS_PARTITIONS)]
+    addresses = broker_addresses(proxy)
+    with Wire(at_relay(proxy)) as wire:  # whoever asks first has the topic made
+        wire.request(ApiKey.FIND_COORDINATOR, 0, {"key": groups[0]})
+    leaders = {each.partition_index: each.leader_id for each in describe_topic(proxy, OFFSETS_TOPIC).partitions}
+    assert len(set(leaders.values())) > 1
+    expected = {group: leaders[partition_of(group, OFFSETS_PARTITIONS)] for group in groups}
+    oldest, newest = schema.supported()[ApiKey.FIND_COORDINATOR]
+    for address in addresses.values():
+        for version in range(oldest, newest + 1):
+            assert told_coordinators(address, version, groups) == {
+                group: (node, addresses[node]) for group, node in expected.items()
+            }
+    for node, address in addresses.items():
+        wanted = {group: 0 if node == each else NOT_COORDINATOR for group, each in expected.items()}
+        until(f"broker {node} coordinates its own", lambda a=address, w=wanted: coordinating(a, groups) == w)
+
+
+def coordinating(address: str, groups: list[str]) -> dict[str, int]:
+    """What a broker answers to whoever asks it what each group has committed: an error code."""
+    asked = [{"group_id": group, "topics": None} for group in groups]
+    with Wire(address) as wire:
+        answer = wire.request(ApiKey.OFFSET_FETCH, 8, {"groups": asked, "require_stable": False})
+    return {each.group_id: each.error_code for each in answer.groups}
+
+
+def test_a_consumer_finds_its_coordinator_wherever_it_moves(proxy: ProxyProcess, relay: Relay) -> None:
+    """It commits on, and its group does not rebalance. All brokers know who it is, and no other serves the group."""
+    topic, group = create_topic(proxy), unique("group-")
+    partition, moves = partition_of(group, OFFSETS_PARTITIONS), 3
+    settings = {"bootstrap.servers": at_relay(proxy)}
+    producer = Producer(settings)
+    consumer = Consumer(settings | {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    assigned: list[int] = []
+    consumer.subscribe([topic], on_assign=lambda _, partitions: assigned.append(len(partitions)))
+    addresses = broker_addresses(proxy)
+
+    def read_and_commit() -> None:
+        producer.produce(topic, b"x", partition=0)
+        assert producer.flush(30) == 0
+        message = consumer.poll(20)
+        assert message is not None
+        assert message.error() is None
+        commit(consumer)
+
+    def coordinates(node: int) -> bool:
+        told = {each: coordinating(address, [group])[group] for each, address in addresses.items()}
+        return told == {each: 0 if each == node else NOT_COORDINATOR for each in addresses} and all(
+            told_coordinators(address, 4, [group]) == {group: (node, addresses[node])} for address in addresses.values()
+        )
+
+    try:
+        read_and_commit()
+        for _ in range(moves):
+            offsets_topic = describe_topic(proxy, OFFSETS_TOPIC).partitions
+            [replicas] = [each.replica_nodes for each in offsets_topic if each.partition_index == partition]
+            move_leader(proxy, OFFSETS_TOPIC, partition)
+            until("the next replica coordinates", partial(coordinates, replicas[1]))
+            read_and_commit()
+        committed = consumer.committed([TopicPartition(topic, 0)], 30)
+    finally:
+        consumer.close()
+    assert [each.offset for each in committed] == [moves + 1]
+    assert assigned == [3], "the group rebalanced"
+
+
+def commit(consumer: Consumer) -> None:
+    """Commit what was read. While its coordinator moves a consumer is told so, and tries again."""
+    while True:
+        try:
+            consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() not in COORDINATOR_MOVES:
+                raise
+        else:
+            return
+
+
+def test_a_cluster_id_of_another_form_is_a_warning(brokers: KafkaCluster, proxy: ProxyProcess) -> None:
+    assert brokers.cluster_id == ODD_ID
+    status = proxy.get("/v1/status")
+    assert status["cluster_id"] == ODD_ID
+    assert status["ready"]
+    (warning,) = [each for each in status["process"]["warnings"] if "the id of" in each]
+    assert repr(ODD_ID) in warning
 
 
 def test_java_share_consumer(brokers: KafkaCluster, proxy: ProxyProcess, relay: Relay) -> None:

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from support.groups import commit, member
 from support.kafka import unique
+from support.leaders import described, move_leaders
 from support.links import Linked, Side, linked, sidecars, until
 from support.wire import Wire
 
@@ -163,26 +164,6 @@ def commits(side: Side) -> Iterator[tuple[OffsetKey, Commit | None]]:
                 yield key, None if record.value is None else decode_commit(record.value, record.offset)
 
 
-def described(side: Side, topic: str) -> dict[int, tuple[int, list[int]]]:
-    """By partition: the leader, and the replicas with the preferred one first."""
-    partitions = side.admin(direct=True).list_topics(topic, timeout=20).topics[topic].partitions
-    return {index: (info.leader, list(info.replicas)) for index, info in partitions.items()}
-
-
-def move_leaders(side: Side, topic: str) -> None:
-    """Every partition is led by its next replica."""
-    before = described(side, topic)
-    wanted = {index: [*replicas[1:], replicas[0]] for index, (_, replicas) in before.items()}
-    order = [{"partition_index": index, "replicas": replicas} for index, replicas in wanted.items()]
-    chosen = {"election_type": 0, "topic_partitions": [{"topic": topic, "partitions": list(wanted)}]}
-    with Wire(side.kafka.bootstrap_servers.split(",")[0]) as wire:
-        topics = [{"name": topic, "partitions": order}]
-        assert wire.request(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, {"topics": topics}).error_code == 0
-        assert wire.request(ApiKey.ELECT_LEADERS, 2, chosen).error_code == 0
-    leaders = {index: replicas[0] for index, replicas in wanted.items()}
-    until("they lead", lambda: {index: leader for index, (leader, _) in described(side, topic).items()} == leaders, 30)
-
-
 def move_by_election(scene: Scene, side: Side, committers: Committers) -> None:
     for _ in range(MOVES):
         for topic in (OFFSETS_TOPIC, scene.copy):
@@ -220,8 +201,8 @@ def test_committed_offsets_and_copy_follow(scene: Scene, where: str, move: Move)
     assert {group: (told[group], told[group][-1]) for group in expected} == {
         group: (sorted(told[group]), offset) for group, offset in expected.items()
     }
-    for partition in range(OFFSETS_PARTITIONS):
-        pair.wait_end(scene.copy, pair.a.end(OFFSETS_TOPIC, partition), partition)
+    for partition in range(OFFSETS_PARTITIONS):  # proxies commit there, too, every few seconds
+        until("all is copied", lambda p=partition: pair.b.end(scene.copy, p) == pair.a.end(OFFSETS_TOPIC, p))
     report = pair.verify()
     assert report["equal"], report
     view = pair.b.proxy.get(f"/v1/links/{pair.name}/offsets")

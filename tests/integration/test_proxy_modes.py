@@ -275,6 +275,99 @@ def test_a_proxy_that_slept_takes_no_writes_until_it_has_caught_up(three: KafkaC
         assert refused, metrics
 
 
+def registered(proxy: ProxyProcess) -> dict[str, dict[int, str]]:
+    """The proxies that have a lease, as one of them tells it: by name, addresses of the brokers that each fronts."""
+    return {
+        each["name"]: {broker["broker_id"]: broker["address"] for broker in each["brokers"]}
+        for each in proxy.get("/v1/proxies")["items"]
+        if each["state"] == "active"
+    }
+
+
+@pytest.mark.suite("stories")
+def test_a_proxy_that_dies_is_registered_no_more(three: KafkaCluster) -> None:
+    """Its broker is free then: a proxy of another name takes it, and clients are told of that."""
+    with sidecars(three) as proxies:
+        addresses = {broker_id: proxy.bootstrap for broker_id, proxy in proxies.items()}
+        expected = {f"sidecar-{broker_id}": {broker_id: address} for broker_id, address in addresses.items()}
+        for proxy in proxies.values():
+            assert registered(proxy) == expected
+        proxies[3].kill()
+        del expected["sidecar-3"]
+        until("it is gone", lambda: registered(proxies[1]) == registered(proxies[2]) == expected)
+        with ProxyProcess(three.bootstrap_servers, name="heir", broker_id=3) as heir:
+            expected["heir"] = {3: heir.bootstrap}
+            for proxy in (proxies[1], proxies[2], heir):
+                until("they know who is there", lambda proxy=proxy: registered(proxy) == expected)
+                assert advertised(proxy.bootstrap) == {**addresses, 3: heir.bootstrap}
+
+
+class Reading:
+    """A member of a group that reads a topic and commits by itself, until the block ends; it must never fail."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.assigned = 0
+        self.read: dict[int, list[int]] = defaultdict(list)
+        self.failures: list[str] = []
+        settings = {"bootstrap.servers": bootstrap, "group.id": unique("group-"), "auto.offset.reset": "earliest"}
+        self._consumer = Consumer(settings | {"auto.commit.interval.ms": 200, "reconnect.backoff.max.ms": 500})
+        self._consumer.subscribe([topic], on_assign=self._on_assign)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reading")
+
+    def _on_assign(self, *_: Any) -> None:
+        self.assigned += 1
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            message = self._consumer.poll(0.1)
+            if message is None:
+                continue
+            if (error := message.error()) is None:
+                self.read[message.partition()].append(int(message.value()))
+            else:
+                self.failures.append(str(error))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("dies", [True, False], ids=["former dies", "former runs"])
+def test_a_proxy_moves_to_another_machine_unseen_by_consumers(dies: bool, three: KafkaCluster) -> None:
+    """It keeps its name, by which it takes its broker over, and its clients find it at its new address by the broker's
+    id."""
+    topic = create_topic(three)
+    with sidecars(three) as proxies, ExitStack() as stack:
+        addresses = {broker_id: proxy.bootstrap for broker_id, proxy in proxies.items()}
+        reading = stack.enter_context(Reading(addresses[1], topic))
+        with Load(addresses[1], topic) as load:
+            until("it reads", lambda: sum(map(len, reading.read.values())) > 100)
+            if dies:
+                proxies[2].kill()
+            moved = ProxyProcess(three.bootstrap_servers, name="sidecar-2", broker_id=2)
+            host, port = "127.0.0.2", moved.bootstrap.rpartition(":")[2]
+            moved.extra("client_listener", bind=f"{host}:{port}")
+            stack.enter_context(moved)
+            addresses[2] = f"{host}:{port}"
+            for proxy in (proxies[1], proxies[3], moved):
+                until("its address is known", lambda proxy=proxy: registered(proxy)["sidecar-2"] == {2: addresses[2]})
+            assert advertised(addresses[3]) == advertised(addresses[2]) == addresses
+            if not dies:
+                until("the former one stops", lambda: not proxies[2].running)
+            load.more(2000)
+        expected = {partition: list(range(partition, load.sent, 6)) for partition in range(6)}
+        until("all is read", lambda: reading.read == expected)
+        assert not reading.failures
+        assert reading.assigned == 1, "the group rebalanced"
+
+
 @pytest.mark.one_in_ci("stories", of="faults of records")
 @pytest.mark.parametrize("name", ["another", "whole"])
 def test_a_proxy_that_another_one_relieved_stops(name: str, three: KafkaCluster) -> None:

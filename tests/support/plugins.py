@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from isthmus_control.commands import ClaimBrokers
@@ -66,12 +67,14 @@ class Proxy:
 
 
 class Two:
-    """Clusters A and B with a proxy each."""
+    """Clusters A and B with a proxy each. ``ids``: of clusters whose id is not their name."""
 
-    def __init__(self, brokers: int = 1, cluster: type[FakeCluster] = FakeCluster) -> None:
+    def __init__(
+        self, brokers: int = 1, cluster: type[FakeCluster] = FakeCluster, ids: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         rng = random.Random(3)
         self.clusters = {name: cluster(rng, range(1, brokers + 1)) for name in "AB"}
-        self.controls = {name: FakeControl(name, rng) for name in "AB"}
+        self.controls = {name: FakeControl(ids.get(name, name), rng) for name in "AB"}
         for cluster in self.clusters.values():
             cluster.add_topic("__isthmus_control")
         for control in self.controls.values():
@@ -111,10 +114,13 @@ def raise_if_to_end(error: BaseException) -> None:
 
 
 def on_two(
-    work: Callable[[Two], Awaitable[None]], timeout_s: float = 30, cluster: type[FakeCluster] = FakeCluster
+    work: Callable[[Two], Awaitable[None]],
+    timeout_s: float = 30,
+    cluster: type[FakeCluster] = FakeCluster,
+    ids: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     async def run() -> None:
-        two = Two(cluster=cluster)
+        two = Two(cluster=cluster, ids=ids)
         await two.a.start()
         await two.b.start()
         try:

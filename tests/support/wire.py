@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 from collections.abc import Iterable
 from types import TracebackType
@@ -63,6 +64,10 @@ class Wire:
     def send_bytes(self, data: bytes) -> None:
         self._socket.sendall(data)
 
+    def is_answered(self, within_s: float) -> bool:
+        """Whether something of an answer comes in time. Nothing may have been received before but whole answers."""
+        return bool(select.select([self._socket], [], [], within_s)[0])
+
     def receive_frame(self) -> bytes | None:
         """The next answer; None: the other side closed."""
         try:
@@ -76,7 +81,10 @@ class Wire:
 
     def request(self, api_key: int, version: int, values: dict[str, Any]) -> Any:
         """Send a request and return the payload of its answer. Raises ConnectionError: closed without one."""
-        correlation_id = self.send(api_key, version, values)
+        return self.receive(api_key, version, self.send(api_key, version, values))
+
+    def receive(self, api_key: int, version: int, correlation_id: int) -> Any:
+        """The payload of the next answer, which is to this request. Raises ConnectionError: closed without one."""
         frame = self.receive_frame()
         if frame is None:
             raise ConnectionError("closed without an answer")

@@ -262,7 +262,7 @@ class KafkaCluster:
         self._directory = directory
         self._state = ClusterState(
             spec=self.spec,
-            cluster_id=random_id(),
+            cluster_id=self.spec.cluster_id or random_id(),
             bootstrap_servers="",
             ports=ports,
             pids={},

@@ -60,6 +60,8 @@ class ClusterSpec(BaseModel):
     name: str = "kafka"
     version: str = DEFAULT_VERSION
     brokers: int = 1
+    cluster_id: str = ""
+    """Else it gets one as Kafka makes them."""
     settings: Mapping[str, str] = {}
     """Broker settings, for all brokers."""
     broker_settings: Mapping[int, Mapping[str, str]] = {}

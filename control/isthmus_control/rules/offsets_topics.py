@@ -9,6 +9,7 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.grants import OFFSETS_COPY
+from isthmus_control.levels import ESCAPED_IDS
 from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, OffsetsForm, Role, TopicState, offsets_mapping
 from isthmus_control.outcome import Change, FollowerTopicChanged, LinkChanged, Refuse, Rejection, require
 from isthmus_control.rules import grants
@@ -37,23 +38,22 @@ def _set_offsets_topic(state: ControlState, offset: int, command: c.Command, bod
         return state, ()
     if body.for_peer and before is None:
         grants.check_granted(link, (OFFSETS_COPY,))
+    escaped = state.level >= ESCAPED_IDS
+    mapping = offsets_mapping(link, body.role, body.copy, command.at_ms, offset, escaped=escaped)
     if body.role is Role.FOLLOWER:
         rival = next(
             (
-                other.name
+                other
                 for other in state.links.values()
                 if other.name != link.name
-                and other.remote_cluster_id == link.remote_cluster_id
-                and other.offsets_topic(Role.FOLLOWER) is not None
+                and (copied := other.offsets_topic(Role.FOLLOWER)) is not None
+                and (other.remote_cluster_id == link.remote_cluster_id or copied.local_prefix == mapping.local_prefix)
             ),
             None,
         )
-        require(
-            rival is None,
-            Rejection.CONFLICT,
-            f"the offsets topic of cluster {link.remote_cluster_id} is copied over link {rival!r} already",
-        )
-    mapping = offsets_mapping(link, body.role, body.copy, command.at_ms, offset)
+        if rival is not None:
+            copied_from = f"the offsets topic of cluster {rival.remote_cluster_id}"
+            raise Refuse(Rejection.CONFLICT, f"{copied_from} is copied over link {rival.name!r} already")
     after = replace(link, offsets_topics=(*others, mapping))
     return state.evolve(links={**state.links, link.name: after}), (LinkChanged(link, after),)
 

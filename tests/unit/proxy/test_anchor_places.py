@@ -39,6 +39,17 @@ def test_a_directory_keeps_an_anchor_of_each_cluster(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_clusters_whose_ids_are_longer_than_names_of_files_have_one_each(tmp_path: Path) -> None:
+    async def run() -> None:
+        place = AnchorFiles(tmp_path)
+        anchors = [replace(ANCHOR, cluster_id=cluster_id) for cluster_id in ("x" * 300, "x" * 301, "/" * 100)]
+        for anchor in anchors:
+            await place.write(anchor)
+        assert [await place.read(anchor.cluster_id) for anchor in anchors] == anchors
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_read_or_written_is_not_taken_for_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         place = AnchorFiles(tmp_path)

@@ -117,6 +117,8 @@ class CopyChoice:
 class CreateLinkAnswer:
     addresses: tuple[str, ...] = ()
     producer_id_ranges: Mapping[str, int] = field(kw_only=True)
+    anchor: str | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
+    """How far the control log of the asked cluster is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class CreateLink(Question[CreateLinkAnswer]):
     """By cluster id: all that the asking cluster knows."""
     offsets_topic: CopyChoice | None = field(default=None, kw_only=True)
     """How the asking cluster's offsets topic is copied."""
+    anchor: str | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
+    """How far the control log of the asking cluster is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from isthmus_control.anchors import Anchor, MalformedAnchor
 from isthmus_control.commands import CreateLink, DeleteLink, RegisterProducerIds, SetOffsetsTopic
 from isthmus_control.grants import EVERYTHING, OFFSETS_COPY, covers, not_granted
 from isthmus_control.levels import CONSENT
@@ -73,7 +74,8 @@ class LinkCreation:
         link_id = str(uuid.uuid4())
         # Refused by this side, it must not have used up the token.
         grants = self._given(grants_of(request.may), token is None)
-        self._commands.would_append(CreateLink(name, link_id, "?", True, (request.remote,), grants=grants))
+        another = "not " + context.cluster_id
+        self._commands.would_append(CreateLink(name, link_id, another, True, (request.remote,), grants=grants))
         try:
             connection = await LinkConnection.dial(
                 *address,
@@ -137,7 +139,12 @@ class LinkCreation:
         context = self._context
         remote_cluster = str(connection.peer.get("cluster_id"))
         if remote_cluster == context.cluster_id:
-            raise OperationError("INVALID_REQUEST", f"{remote} is this cluster itself ({remote_cluster})", 422)
+            raise OperationError(
+                "INVALID_REQUEST",
+                f"{remote} is of cluster {remote_cluster!r}, and so is this proxy: a link joins two clusters, each "
+                "with an id of its own",
+                422,
+            )
         address = context.link_address
         question = calls.CreateLink(
             name,
@@ -145,10 +152,12 @@ class LinkCreation:
             addresses=() if address is None else (address,),
             producer_id_ranges=context.control.state.producer_id_ranges,
             offsets_topic=choice(copy),
+            anchor=self._own_anchor(),
         )
         answer = await connection.call(question, CREATE_TIMEOUT_S)
         secret = context.seal(connection.agreed_secret(link_id), link_id)
         try:
+            self._check_unique(name, remote_cluster, answer.anchor)
             await self._register_ranges(answer.producer_id_ranges)
             await self._commands.append(
                 CreateLink(
@@ -172,12 +181,15 @@ class LinkCreation:
             await self._commands.append(SetOffsetsTopic(name, Role.LEADER, copy))
 
     async def on_create_link(self, connection: LinkConnection, question: calls.CreateLink) -> calls.CreateLinkAnswer:
-        """The other side creates a link with this cluster."""
+        """The other side creates a link with this cluster. Raises LinkRejected, OperationError."""
         context = self._context
         name, link_id = question.link_name, question.link_id
         remote_cluster = str(connection.peer.get("cluster_id"))
         token = str(connection.peer.get("token", ""))
         known, copy = context.control.state.links.get(name), chosen_copy(question.offsets_topic)
+        if copy is not None:
+            self._offsets_topics.check_name(remote_cluster)
+        self._check_unique(name, remote_cluster, question.anchor)
         if copy is not None and token:
             self._check_copy(name, token)
         if known is not None:
@@ -206,8 +218,37 @@ class LinkCreation:
             for_peer = context.control.state.level >= CONSENT
             await self._commands.append_for_peer(SetOffsetsTopic(name, Role.FOLLOWER, copy, for_peer))
         return calls.CreateLinkAnswer(
-            () if address is None else (address,), producer_id_ranges=context.control.state.producer_id_ranges
+            () if address is None else (address,),
+            producer_id_ranges=context.control.state.producer_id_ranges,
+            anchor=self._own_anchor(),
         )
+
+    def _own_anchor(self) -> str | None:
+        own = self._context.control.anchors.own()
+        return None if own is None else own.encode()
+
+    def _check_unique(self, name: str, cluster_id: str, anchor: str | None) -> None:
+        """Refuse a cluster with the id of another one, to which a link goes already: its control log is another one.
+
+        ``anchor``: of that log, as it says itself. Raises OperationError.
+        """
+        state, heard = self._context.control.state, self._context.control.anchors.heard_of(cluster_id)
+        other = next(
+            (each for each in state.links if each != name and state.links[each].remote_cluster_id == cluster_id), None
+        )
+        if other is None or heard is None or anchor is None:
+            return
+        try:
+            told = Anchor.decode(anchor)
+        except MalformedAnchor:
+            return  # a newer version's
+        if told.generation == heard.generation and told.topic_id != heard.topic_id:
+            raise OperationError(
+                ReasonCode.PEER_IS_ANOTHER_CLUSTER,
+                f"link {other!r} of cluster {self._context.cluster_id!r} goes to another cluster with the id "
+                f"{cluster_id!r}: linked clusters need ids of their own; if that one is gone, delete the link first",
+                409,
+            )
 
     def _check_copy(self, name: str, token_id: str) -> None:
         """Refuse a copy of the other side's offsets topic that its token does not grant, before that is used up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from isthmus_control.commands import Body, SetOffsetsTopic
-from isthmus_control.levels import CONSENT
+from isthmus_control.levels import CONSENT, ESCAPED_IDS
 from isthmus_control.model import Link, OffsetsCopy, OffsetsForm, Role
 from isthmus_control.outcome import Refuse
 from isthmus_control.rules.offsets_topics import check_offsets_copy
@@ -21,6 +21,7 @@ from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.view import read_view
 from isthmus_plugins.replication.operations.commands import Call
 from isthmus_protocol.offsets_cipher import KeyringError
+from isthmus_protocol.offsets_copy import needs_escape
 
 OFF = "off"
 
@@ -97,6 +98,7 @@ class OffsetsTopics:
             if copy is None:
                 await self.end(link)
             else:
+                self.check_name(link.remote_cluster_id)
                 for_peer = self._context.control.state.level >= CONSENT
                 await self._append(SetOffsetsTopic(link.name, Role.FOLLOWER, copy, for_peer))
         return calls.Done()
@@ -133,10 +135,23 @@ class OffsetsTopics:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
 
     def check(self, copy: OffsetsCopy | None) -> None:
-        """Raises OperationError where this side has no keys for what is to be encrypted."""
-        if copy is None or copy.form is not OffsetsForm.ENCRYPTED:
+        """Raises OperationError where this side's offsets topic cannot be copied, or it has no keys for that."""
+        if copy is None:
+            return
+        self.check_name(self._context.cluster_id)
+        if copy.form is not OffsetsForm.ENCRYPTED:
             return
         try:
             self._keyring_file.keyring()
         except KeyringError as error:
             raise OperationError("KEYRING_UNUSABLE", str(error), 409) from error
+
+    def check_name(self, source_cluster_id: str) -> None:
+        """Raises OperationError where the log cannot record a copy's name."""
+        if needs_escape(source_cluster_id) and self._context.control.state.level < ESCAPED_IDS:
+            raise OperationError(
+                "CONFLICT",
+                f"no topic can have cluster id {source_cluster_id!r} in its name, and to escape it needs feature level "
+                f"{ESCAPED_IDS} of the control log of cluster {self._context.cluster_id!r}: isthmus control upgrade",
+                409,
+            )

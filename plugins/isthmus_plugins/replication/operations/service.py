@@ -257,7 +257,7 @@ class LinkService(Part):
     def create_answers(self) -> Sequence[Answering]:
         """The same for a connection that was made to create a link."""
         return (
-            calls.CreateLink.by(self.creation.on_create_link),
+            calls.CreateLink.by(self.on_create_link),
             calls.UndoCreateLink.by(self.creation.on_undo_create_link),
         )
 
@@ -328,6 +328,9 @@ class LinkService(Part):
             message = f"no group {group!r} is known in a consumer group namespace that is attached to {link_name!r}"
             raise OperationError("NOT_FOUND", message, 404)
         return found
+
+    async def on_create_link(self, connection: LinkConnection, question: calls.CreateLink) -> calls.CreateLinkAnswer:
+        return await self._commands.for_peer(self.creation.on_create_link(connection, question))
 
     async def on_choose_offsets_topic(
         self, connection: LinkConnection, question: calls.ChooseOffsetsTopic

@@ -9,6 +9,7 @@ import pytest
 from support.command_log import CommandLog
 
 from isthmus_control import commands as c
+from isthmus_control.levels import ESCAPED_IDS
 from isthmus_control.model import OffsetsCopy, OffsetsForm, ResourceType, Role, TopicState, contains
 from isthmus_control.outcome import FollowerTopicChanged, LinkChanged, Rejected, Rejection
 
@@ -118,3 +119,28 @@ def test_no_client_writes_copies_and_no_namespace_holds_them(log: Log) -> None:
     assert "copy" in reservation.reason
     assert not contains(TOPIC, "__", f"{OFFSETS}_B")
     log.refused(c.CreateNamespace(TOPIC, f"{OFFSETS}_"), Rejection.INVALID, "internal")
+
+
+def test_an_id_that_no_topic_can_have_in_its_name_is_escaped_from_a_feature_level_on() -> None:
+    """Below it the log says what it did for versions that escape nothing."""
+    log = CommandLog()
+    log.ok(c.CreateLink("odd", str(uuid.uuid4()), "prod/eu", True, ("there:9192",)))
+
+    def copy() -> str:
+        log.ok(c.SetOffsetsTopic("odd", FOLLOWER, None))
+        log.ok(c.SetOffsetsTopic("odd", FOLLOWER, WHOLE))
+        (mapping,) = log.state.links["odd"].offsets_topics
+        return mapping.local_prefix
+
+    assert copy() == "__consumer_offsets_prod/eu"
+    log.ok(c.RaiseLevel(ESCAPED_IDS))
+    assert copy() == "__consumer_offsets_prod.2Feu"
+
+
+def test_two_clusters_whose_copies_would_have_one_name_are_not_both_copied(log: Log) -> None:
+    log.ok(c.RaiseLevel(ESCAPED_IDS))
+    for name, remote in (("odd", "prod/eu"), ("mean", "prod.2Feu")):
+        log.ok(c.CreateLink(name, str(uuid.uuid4()), remote, True, ("there:9192",)))
+    log.ok(c.SetOffsetsTopic("odd", FOLLOWER, WHOLE))
+    log.refused(c.SetOffsetsTopic("mean", FOLLOWER, WHOLE), Rejection.CONFLICT, "'odd'", "prod/eu")
+    log.ok(c.SetOffsetsTopic("mean", LEADER, WHOLE))

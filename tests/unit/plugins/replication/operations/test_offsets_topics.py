@@ -9,6 +9,7 @@ from support.offsets import commit, offsets_batch
 from support.plugins import Two, on_two
 
 from isthmus_control.commands import SetOffsetsTopic
+from isthmus_control.levels import ESCAPED_IDS
 from isthmus_control.model import OffsetsForm, Role
 from isthmus_control.outcome import Outcome
 from isthmus_plugins import links
@@ -160,3 +161,24 @@ def test_a_deleted_link_ends_the_copy() -> None:
         assert two.controls["B"].state.histories[COPY].open_range(0) is None
 
     on_two(work)
+
+
+def test_an_id_that_no_topic_can_have_in_its_name_needs_a_feature_level_at_both_ends() -> None:
+    async def work(two: Two) -> None:
+        two.clusters["A"].add_topic(OFFSETS, 1, {"cleanup.policy": "compact"})
+        await two.create()
+        await two.connected()
+        for control in two.controls.values():
+            before, control.state = control.state, control.state.evolve(level=ESCAPED_IDS - 1)
+            asked = two.a.links.alter("a-to-b", alter("whole")), two.create("another", offsets_topic="whole")
+            for each in asked:
+                with pytest.raises(OperationError, match="'eu/1' in its name, and to escape it needs") as raised:
+                    await each
+                assert raised.value.code == "CONFLICT"
+                assert repr(before.cluster_id) in raised.value.message
+            control.state = control.state.evolve(level=before.level)
+        await two.a.links.alter("a-to-b", alter("whole"))
+        write(two, "app-1")
+        await two.until("copied", lambda: f"{OFFSETS}_eu.2F1" in two.clusters["B"].found)
+
+    on_two(work, ids={"A": "eu/1"})

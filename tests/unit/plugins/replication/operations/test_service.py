@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Collection
 
 import pytest
@@ -10,6 +11,7 @@ from support.fake_cluster import FakeControl
 from support.loopback import LoopbackAcceptor
 from support.plugins import Proxy, Two, on_two
 
+from isthmus_control.anchors import Anchor
 from isthmus_control.commands import (
     AttachNamespace,
     Body,
@@ -132,8 +134,39 @@ def test_addresses_that_lead_nowhere(remote: str, code: str) -> None:
 
 def test_the_own_cluster_is_no_peer() -> None:
     async def work(two: Two) -> None:
-        with pytest.raises(OperationError, match="itself"):
+        with pytest.raises(OperationError, match="is of cluster 'A', and so is this proxy"):
             await two.create(remote=two.a.address)
+
+    on_two(work)
+
+
+@pytest.mark.parametrize("where", ["A", "B"])
+def test_two_clusters_of_one_id_are_not_both_linked(where: str) -> None:
+    """``where``: the cluster that has a link to another one of that id. It is known by its control topic."""
+
+    def anchor(cluster_id: str, topic: int, generation: int = 0) -> Anchor:
+        return Anchor(cluster_id, str(uuid.UUID(int=topic)), generation, 10, 1, "ab")
+
+    async def work(two: Two) -> None:
+        twin = "B" if where == "A" else "A"
+        for name, number in (("A", 1), ("B", 2)):
+            two.controls[name].anchors.known = anchor(name, number)
+        two.controls[where].apply(CreateLink("other", str(uuid.uuid4()), twin, False))
+        heard = two.controls[where].anchors.heard
+        heard[twin] = anchor(twin, 3)
+        with pytest.raises(OperationError, match=f"link 'other' .* another cluster with the id '{twin}'") as raised:
+            await two.create()
+        assert raised.value.code == "PEER_IS_ANOTHER_CLUSTER"
+        assert list(two.controls[where].state.links) == ["other"]
+        assert not two.controls[twin].state.links
+        # It lost its control topic, and an operator has accepted another one.
+        heard[twin] = anchor(twin, 3, generation=-1)
+        await two.create()
+        await two.connected()
+        # The same cluster may have any number of links.
+        heard[twin] = anchor(twin, 2 if twin == "B" else 1)
+        await two.create("again")
+        await two.connected("again")
 
     on_two(work)
 
