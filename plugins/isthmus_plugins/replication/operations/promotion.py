@@ -430,7 +430,13 @@ class Promotions:
                 log.info("positions of transactions committed", extra={"groups": len(moved)})
             elif promotion.type is ResourceType.TOPIC:
                 found = (await self._context.cluster.topics()).values()
-                topics = [each for each in found if contains(*promotion.key, each.name)]
+                lookup = self._context.control.state.lookup
+                # What follows in it belongs to a narrower namespace that was attached since this one was detached.
+                topics = [
+                    each
+                    for each in found
+                    if contains(*promotion.key, each.name) and lookup.following(ResourceType.TOPIC, each.name) is None
+                ]
                 records = self._context.control.state.follower_topics
                 # What is the source's ends before the markers do, wherever it was killed before: they are this
                 # cluster's, and its term begins with them.

@@ -473,6 +473,30 @@ def test_who_clears_a_reservation_has_read_of_the_detach_before() -> None:
     on_following(work)
 
 
+def test_what_follows_within_a_namespace_is_not_released_with_it() -> None:
+    """A wider namespace has what was detached, and what another one within it follows."""
+
+    async def work(two: Two) -> None:
+        await two.b.links.detach("a-to-b", "r-")
+        two.clusters["A"].add_topic("l-in-t").partitions[0].write_values(b"x")
+        within = links.Attach(local="l-in-", remote="r-in-", role="leader", disable_transaction_verification=True)
+        await two.a.links.attach("a-to-b", within)
+        await two.until(
+            "copied", lambda: "r-in-t" in two.clusters["B"].found and two.clusters["B"].partition("r-in-t").end
+        )
+        open_transaction(two, "l-in-t")
+        log = two.clusters["B"].partition("r-in-t")
+        await two.until("copied, too", lambda: log.end == 2)
+        state = two.controls["B"].state
+        await two.b.links.release(DELETED)
+        assert promoted(two)
+        assert log.end == 2, "it is its source's to end what is open"
+        assert two.controls["B"].state.origins["r-in-t"] == state.origins["r-in-t"]
+        assert two.controls["B"].state.histories["r-in-t"] == state.histories["r-in-t"]
+
+    on_following(work)
+
+
 def test_offsets_of_decided_transactions_are_committed_in_groups() -> None:
     async def work(two: Two) -> None:
         groups = links.Attach(
