@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from isthmus_control.model import Reason, ResourceType
+from isthmus_control.commands import AlterNamespace, DeleteNamespace
+from isthmus_control.model import Reason
 from isthmus_plugins.drill_report import DrillFailover, DrillReport
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import (
@@ -118,10 +119,10 @@ class LinkOperations(Protocol):
     ) -> DrillReport:
         """Say what failing over now would lose; what follows stays as it is."""
 
-    async def release(self, kind: ResourceType, prefix: str) -> bool:
-        """Clear the reservation of a namespace that follows no more, once what links left open in it has ended.
+    async def release(self, clearing: AlterNamespace | DeleteNamespace) -> None:
+        """End what links left open in a namespace, before a command that clears its reservation.
 
-        False: no link did, and nothing was done.
+        Where links did, its reservation is cleared with that. Nothing is done where the command would be refused.
         """
 
     async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:

@@ -8,10 +8,14 @@ batch, 15 ms for a Fetch of a thousand partitions and 11 ms for a ListOffsets of
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Final, Protocol, TypeVar
 
 from isthmus_protocol.wire import Frame, write_uvarint
+
+Place = TypeVar("Place")
+Batch = TypeVar("Batch")
 
 PRODUCE_VERSIONS: Final = (9, 12)
 """Flexible (KIP-482), with topics by name."""
@@ -48,6 +52,12 @@ class FetchFrom(Protocol):
 
     @property
     def bytes_max(self) -> int: ...
+
+
+def one_batch_each(batches: Mapping[Place, Sequence[Batch]]) -> Iterator[dict[Place, Batch]]:
+    """By partition what each of several Produce requests has, in their order: brokers take one batch of a partition."""
+    for each in zip_longest(*([(place, batch) for batch in some] for place, some in batches.items())):
+        yield dict(filter(None, each))
 
 
 def produce_body(

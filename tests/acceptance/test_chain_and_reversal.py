@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 from support.kafka import unique
-from support.links import Linked, Read, Side, linked, taking_transactions, until, whole
+from support.links import WAIT_S, Linked, Read, Side, linked, taking_transactions, until, whole
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
+from isthmus_plugins.replication.operations.rings import LOOK_S
 
 pytestmark = pytest.mark.brokers
 
@@ -74,6 +75,48 @@ def test_a_chain(link: Linked) -> None:
             proxy.cli("link", "delete", ring)
         finally:
             link.b.proxy.cli("link", "delete", name)
+
+
+@pytest.mark.suite("stories")
+def test_a_ring_that_was_closed_while_nobody_could_see_it(link: Linked) -> None:
+    """C comes to lead what it has from A while B, which is in between, is away: all three say so once B is back."""
+    first, middle, last = (unique(each) + "-" for each in ("first", "middle", "last"))
+    link.attach(first, middle)
+    with KafkaCluster(name="ring-c") as kafka, whole(kafka) as proxy:
+        c = Side(kafka, [proxy])
+        second, ring = unique("b-to-c"), unique("c-to-a")
+        link.b.proxy.cli("link", "create", second, "--remote", proxy.link_address)
+        link.b.proxy.cli("link", "attach", second, "--local", middle, "--remote", last, "--role", "leader")
+        proxy.cli("link", "create", ring, "--remote", link.a.proxy.link_address)
+        following = ((link.a, ring, first), (link.b, link.name, middle), (c, second, last))
+
+        def reasons() -> list[str | None]:
+            return [
+                next(each["reason"] for each in side.link(name)["mappings"] if each["local"] == prefix)
+                for side, name, prefix in following
+            ]
+
+        try:
+            link.b.proxy.stop()
+            proxy.cli("link", "attach", ring, "--local", last, "--remote", first, "--role", "leader")
+            link.b.proxy.start()
+            until("all of them say it", lambda: reasons() == ["FOLLOWS_ITSELF"] * 3, 2 * LOOK_S + WAIT_S)
+            for side, name, _ in following:
+                found = side.link(name)
+                assert (found["state"], found["reason"]) == ("Catching Up", "FOLLOWS_ITSELF")
+            proxy.cli("link", "detach", ring, "--local", last)
+            link.a.proxy.cli("namespace", "alter", first, "--no-reserved")
+            following = following[1:]
+            until("nobody says it", lambda: reasons() == [None, None], 2 * LOOK_S + WAIT_S)
+            link.a.create_topic(first + "t")
+            assert link.a.produce(first + "t", [b"led again"]) == [0]
+            until("C has it", lambda: last + "t" in c.topics() and c.end(last + "t") == 1)
+        finally:
+            if not link.b.proxy.running:
+                link.b.proxy.start()
+            proxy.cli("link", "delete", ring, check=False)
+            link.b.proxy.cli("link", "delete", second)
+            link.detach(first)
 
 
 @pytest.mark.one_in_ci("stories", of="chains and reversals")

@@ -59,13 +59,18 @@ def left_open(link: Linked, namespaces: tuple[str, str]) -> Producer:
     return producer
 
 
-def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(link: Linked, namespaces: tuple[str, str]) -> None:
-    """Nobody promotes: the namespace is detached, and opened."""
+@pytest.mark.one_in_ci("stories")
+@pytest.mark.parametrize("cleared", [("alter", "--no-reserved"), ("delete",)], ids=lambda how: how[0])
+def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(
+    link: Linked, namespaces: tuple[str, str], cleared: tuple[str, ...]
+) -> None:
+    """Nobody promotes: the namespace is detached, and opened, or deleted."""
     local, remote = namespaces
     producer = left_open(link, namespaces)
     link.detach(local)
     assert link.b.end(remote + "t", 0, "read_committed") == 3
-    link.b.proxy.cli("namespace", "alter", remote, "--no-reserved")
+    verb, *options = cleared
+    link.b.proxy.cli("namespace", verb, remote, *options)
     assert link.b.decided_end(remote + "t") == link.b.end(remote + "t") == 5
     assert link.b.produce(remote + "t", [b"here now"]) == [5]
     committed = link.b.read(remote + "t", isolation="read_committed")

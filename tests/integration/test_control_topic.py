@@ -341,6 +341,12 @@ def _anchor_of(directory: Path, cluster: KafkaCluster) -> int:
     return int(json.loads(file.read_text())["offset"])
 
 
+async def _anchor_in_group(cluster: KafkaCluster) -> int:
+    async with ClusterClient([cluster.bootstrap_servers]) as client:
+        anchor = await AnchorGroups(client).read(client.cluster_id or "")
+    return -1 if anchor is None else anchor.offset
+
+
 @pytest.mark.one_in_ci("stories", of="lost control topics")
 def test_the_runbook_of_a_deleted_topic(broker: KafkaCluster, tmp_path: Path) -> None:
     """The process that remembered is gone: an export that was made before brings the log back, at the same offsets."""
@@ -350,7 +356,7 @@ def test_the_runbook_of_a_deleted_topic(broker: KafkaCluster, tmp_path: Path) ->
         proxy.cli("namespace", "create", "orders-", "--reserved")
         written = proxy.cli("control", "export")
         proxy.cli("namespace", "create", "later-", "--reserved")
-        until("anchored", lambda: _anchor_of(tmp_path, broker) >= written["end_offset"])
+        until("anchored", lambda: asyncio.run(_anchor_in_group(broker)) >= written["end_offset"])
         proxy.stop()
         asyncio.run(_delete(broker))
         (tmp_path / "one-data").rename(tmp_path / "elsewhere")  # as a pod's disk: the cluster's own group knows still

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from support.groups import commit, offsets
 from support.kafka import unique
-from support.links import Linked, relayed, until
+from support.links import Linked, linked, relayed, sidecars, until, whole
 from support.relay import Relay
 
 from isthmus_bench.kafka import KafkaCluster
@@ -141,3 +141,43 @@ def test_nothing_is_left_of_one_that_is_killed(link: tuple[Linked, Relay]) -> No
     pair.wait_following(len(TOPICS))
     assert drill(pair)["copy_deleted"]
     until("no broker shows any of it", lambda: not left_over(pair))
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("sidecars_lead", [True, False], ids=["of the source", "of the target"])
+def test_over_a_synchronous_link_with_several_proxies(
+    kafka_three: KafkaCluster, kafka: KafkaCluster, sidecars_lead: bool
+) -> None:
+    """Whichever of the target's is asked, all of the source's say what they push; what is acked is not lost."""
+    three, one = sidecars(kafka_three), [whole(kafka)]
+    a, b = (kafka_three, kafka) if sidecars_lead else (kafka, kafka_three)
+    with linked(a, b, a_proxies=three if sidecars_lead else one, b_proxies=one if sidecars_lead else three) as pair:
+        pair.raise_levels()
+        pair.attach(None, None, "--disable-transaction-verification")
+        topic, far_topic = pair.names("t")
+        pair.a.create_topic(topic, 6)
+        for partition in range(6):
+            pair.a.produce(topic, [b"x"] * 20, partition)
+        pair.wait_following()
+        until("synchronous", lambda: pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous"))
+        until("In-Sync", lambda: all(pair.a.link(pair.name, each)["state"] == "In-Sync" for each in pair.a.proxies))
+        producer = pair.a.producer(transactional_id=unique("open-"), linger_ms=0)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for partition in range(6):
+            producer.produce(topic, b"open", partition=partition)
+        assert producer.flush(30) == 0  # In-Sync: the other cluster has what is acked
+        before = [pair.b.end(far_topic, partition) for partition in range(6)]
+        assert before == [21] * 6
+        for proxy in pair.b.proxies:
+            report = proxy.cli("drill", "failover", pair.name)
+            said = report["lost"]
+            assert (said["known"], said["records"], said["acked_records"], said["partitions_total"]) == (True, 0, 0, 6)
+            assert report["measured"]["transactions_ended"] == 6
+            assert report["copy_deleted"]
+        until("no broker shows any of it", lambda: not left_over(pair))
+        assert [pair.b.end(far_topic, partition) for partition in range(6)] == before
+        assert all(pair.a.link(pair.name, each)["state"] == "In-Sync" for each in pair.a.proxies)
+        producer.commit_transaction(30)
+        assert len(pair.b.read_decided(far_topic)) == 21
+        pair.a.proxy.cli("link", "set-mode", pair.name, "asynchronous")

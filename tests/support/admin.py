@@ -23,11 +23,11 @@ from isthmus.config import AdminListenerSection
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Gateway, Limits
 from isthmus_control.apply import apply
-from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
+from isthmus_control.commands import AlterNamespace, Body, ClaimBrokers, Command, DeleteNamespace, RenewLease
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView
 from isthmus_control.levels import with_known_level
-from isthmus_control.model import BrokerClaim, Reason, ResourceType
+from isthmus_control.model import BrokerClaim, Reason
 from isthmus_control.outcome import Outcome
 from isthmus_control.replica import Unsigned
 from isthmus_control.rules.proxies import LEASE_MS_MAX
@@ -189,6 +189,7 @@ class MemoryLinks:
         self.settings_reasons: dict[str, Reason] = {}
         self.equal = True
         self.verify_error: Exception | None = None
+        self.release_error: Exception | None = None
         self.verification: TransactionVerificationPlan | None = None
         """What attaching says of the brokers' check of transactions."""
         self.proceed = asyncio.Event()
@@ -376,9 +377,9 @@ class MemoryLinks:
             raise OperationError("NOT_FOUND", f"there is no link {link_name!r}", 404)
         return self.links[link_name]
 
-    async def release(self, kind: ResourceType, prefix: str) -> bool:
-        self.calls.append(("release", kind.value, prefix))
-        return False
+    async def release(self, clearing: AlterNamespace | DeleteNamespace) -> None:
+        if self.release_error is not None:
+            raise self.release_error
 
     async def fail_over(
         self, link_name: str, request: Failover, progress: Callable[[int, int], None]

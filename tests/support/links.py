@@ -467,6 +467,7 @@ def linked(
             yield pair
         finally:
             if (keep := os.environ.get("ISTHMUS_TEST_LOGS")) is not None:
+                Path(keep).mkdir(parents=True, exist_ok=True)
                 for proxy in (*pair.a.proxies, *pair.b.proxies):
                     (Path(keep) / f"{proxy.name}.log").write_text(proxy.log)
         try:

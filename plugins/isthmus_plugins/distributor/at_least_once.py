@@ -7,7 +7,6 @@ another took over, for as long as it does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Final
 
 from isthmus_plugins.cluster import (
@@ -18,6 +17,7 @@ from isthmus_plugins.cluster import (
     TopicInfo,
     TopicPartition,
 )
+from isthmus_protocol.record_requests import one_batch_each
 from isthmus_protocol.records import read_header
 
 PRODUCE_TIMEOUT_MS: Final = 30_000
@@ -50,11 +50,7 @@ class AtLeastOnce:
                 by_leader.setdefault(_leader(topics, place), {})[place] = each
         for leader, places in by_leader.items():
             connection = await self._cluster.produce_connection(leader, self._lane)
-            requests = [
-                {place: batch for place, batch in zip(places, each, strict=True) if batch is not None}
-                for each in zip_longest(*places.values())
-            ]
-            for request in requests:
+            for request in one_batch_each(places):
                 (results,) = await connection.produce([request], PRODUCE_TIMEOUT_MS)
                 for place, batch in request.items():
                     result = results.get(place)

@@ -17,6 +17,7 @@ from isthmus_plugins.distributor.reasons import POSITIONS_CONTRADICT
 from isthmus_plugins.tasks import some_at_once
 
 AT_ONCE: Final = 50
+"""Partitions that brokers are asked about one by one, at the same time."""
 COMMITTED_AT_ONCE: Final = 500
 
 

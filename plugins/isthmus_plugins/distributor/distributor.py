@@ -39,7 +39,7 @@ from isthmus_plugins.distribution.positions import Course, Given, PositionError,
 from isthmus_plugins.distribution.targets import target_of
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
-from isthmus_plugins.distributor.courses import Courses
+from isthmus_plugins.distributor.courses import AT_ONCE, Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
@@ -56,8 +56,6 @@ LOOK_S: Final = 5.0
 """How often topics are looked at, at both clusters."""
 KEPT_AGAIN_S: Final = 3_600.0
 """Positions that do not change are committed again: brokers forget those of groups without members, after a week."""
-AT_ONCE: Final = 50
-"""Partitions whose positions are looked for."""
 GIVEN_BYTES: Final = 4 * 1024 * 1024
 """What one transaction gives, about."""
 UNKNOWN_EPOCH: Final = -1

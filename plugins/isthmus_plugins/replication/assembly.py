@@ -252,6 +252,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     leader_end.on_confirmed = sync.on_stream
     leader_end.on_gone = sync.on_gone
     leader_end.holds_from_first = sync.partitions.holds_from_first
+    follower_topics.may_land = follower_end.may_land
     leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed
     group_leader.may_pass = decisions.markers.may_pass_of_groups

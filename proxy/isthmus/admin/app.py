@@ -29,7 +29,7 @@ from isthmus.admin import (
     tree_routes,
     views,
 )
-from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
+from isthmus.admin.control import Prefix, Wait, append, append_clearing, control_of, enforced, namespace_of
 from isthmus.admin.models import (
     AlterNamespaceRequest,
     CreateNamespaceRequest,
@@ -250,17 +250,15 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         more = demands != AlterDemands(type, prefix)
         if more:
             control = await append(services, demands)
-        # What links left open in it ends first: transactions of producers that nobody here knows.
-        clears, links = request.reserved is False, services.links
-        released = clears and links is not None and await links.release(type, prefix)
-        if request.reserved is not None and not released:
-            control = await append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
+        if request.reserved is not None:
+            body = AlterNamespace(type, prefix, request.reserved, request.reason)
+            control = await (append if request.reserved else append_clearing)(services, body)
         return await _changed(control, type, prefix, response, wait, more)
 
     @app.delete("/v1/namespaces/{type}", tags=["namespaces"], summary="Delete a namespace", status_code=204)
     async def delete_namespace(type: ResourceType, prefix: Prefix, wait: Wait = True) -> None:
         """What it holds stays. A namespace that is attached to a link must be detached first."""
-        control = await append(services, DeleteNamespace(type, prefix))
+        control = await append_clearing(services, DeleteNamespace(type, prefix))
         if wait:
             await enforced(control, control.state.applied_offset)
 

@@ -9,7 +9,7 @@ from fastapi import Query
 
 from isthmus.admin import problems
 from isthmus.admin.services import AdminServices, ControlLogPort
-from isthmus_control.commands import Body
+from isthmus_control.commands import AlterNamespace, Body, DeleteNamespace
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.checks import PREFIX_CHARS_MAX
@@ -42,6 +42,17 @@ async def append(services: AdminServices, body: Body) -> ControlLogPort:
     if isinstance(outcome, Rejected):
         raise problems.rejected(outcome)
     return control
+
+
+async def append_clearing(services: AdminServices, body: AlterNamespace | DeleteNamespace) -> ControlLogPort:
+    """Let the control log judge a command that clears a reservation.
+
+    What links left open in the namespace ends before: transactions of producers that nobody here knows, and what counts
+    as received. Raises OperationError.
+    """
+    if services.links is not None:
+        await services.links.release(body)
+    return await append(services, body)
 
 
 def namespace_of(control: ControlLogPort, kind: ResourceType, prefix: str) -> Namespace:

@@ -11,6 +11,7 @@ import typer
 
 from isthmus.cli import control_level
 from isthmus.cli.client import Admin, UrlOption
+from isthmus.cli.files import named
 from isthmus.cli.output import (
     EXIT_CODES,
     CliError,
@@ -162,10 +163,10 @@ def _loaded(config: Path, output: Output) -> ProxyConfig:
 def _read(file: Path, config: ProxyConfig, output: Output) -> Export:
     from isthmus_control.exports import MalformedExport, decode
 
+    with named(file, output):
+        content = file.read_bytes()
     try:
-        return decode(file.read_bytes(), config.cluster.control_key, config.cluster.other_control_keys)
-    except OSError as error:
-        raise CliError("FILE", f"{file} cannot be read: {error.strerror}", Exit.USAGE, output) from None
+        return decode(content, config.cluster.control_key, config.cluster.other_control_keys)
     except MalformedExport as error:
         raise CliError("MALFORMED_EXPORT", f"{file}: {error}", Exit.USAGE, output) from None
 

@@ -13,6 +13,7 @@ import typer
 from isthmus.cli import grants
 from isthmus.cli.client import Admin, UrlOption
 from isthmus.cli.failover_lines import failed_over, heard, left_out_of, logs_differ, moment, of_topics
+from isthmus.cli.files import named
 from isthmus.cli.grants import BrokerSettingsOption, MayOption, waiting_lines
 from isthmus.cli.left_out_lines import left_out_lines
 from isthmus.cli.namespace import TypeOption
@@ -681,14 +682,11 @@ def _path(name: str) -> str:
 
 
 def _token(file: Path, output: Output) -> str:
-    try:
+    with named(file, output):
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise CliError("TOKEN_FILE", f"--token-file {file} cannot be read: {reason}", Exit.USAGE, output) from None
     token = text.strip()
     if not token:
-        raise CliError("TOKEN_FILE", f"--token-file {file} is empty", Exit.USAGE, output)
+        raise CliError("FILE", f"{file} is empty", Exit.USAGE, output)
     return token
 
 
@@ -1009,10 +1007,11 @@ def _of_groups(groups: list[str]) -> str:
 
 def _offsets_in(file: Path, output: Output) -> list[dict[str, Any]]:
     """What an operator says is shared. Raises CliError."""
+    with named(file, output):
+        lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     try:
-        lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
         return [{"topic": topic, "partition": int(index), "offset": int(offset)} for topic, index, offset in lines]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CliError(
             "USAGE", f"{file} has no lines of TOPIC PARTITION OFFSET: {error}", Exit.USAGE, output
         ) from error

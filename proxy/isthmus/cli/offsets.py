@@ -11,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from isthmus.cli.client import Admin, UrlOption
+from isthmus.cli.files import named
 from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, columns, example, fields, show
 
 app = typer.Typer(
@@ -81,15 +82,13 @@ def keygen(
     """
     from isthmus_protocol.offsets_cipher import KeyringError, with_new_key
 
-    try:
+    with named(keyring, output, "read or written"):
         before = keyring.read_text(encoding="utf-8") if keyring.exists() else None
-        text, key_id = with_new_key(before, group)
+        try:
+            text, key_id = with_new_key(before, group)
+        except KeyringError as error:
+            raise CliError("KEYRING", f"{keyring}: {error}", Exit.USAGE, output) from None
         _replace(keyring, text)
-    except KeyringError as error:
-        raise CliError("KEYRING", f"{keyring}: {error}", Exit.USAGE, output) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise CliError("KEYRING", f"{keyring} cannot be read or written: {reason}", Exit.USAGE, output) from None
     made = {"keyring": str(keyring), "group": group, "key_id": key_id, "rotated": before is not None}
     show(made, output, lambda _: [f"key {key_id} is current for {group} in {keyring}"])
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from isthmus.cli.files import why
 from isthmus.cli.output import CliError, Exit, Output
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -77,8 +78,7 @@ def read_profiles(output: Output) -> Profiles:
     except FileNotFoundError:
         return Profiles(path)
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise CliError("PROFILES", f"{path} cannot be used: {reason}", Exit.USAGE, output) from None
+        raise CliError("PROFILES", f"{path} cannot be used: {why(error)}", Exit.USAGE, output) from None
 
 
 def use(profiles: Profiles, name: str, output: Output) -> None:
@@ -94,8 +94,7 @@ def use(profiles: Profiles, name: str, output: Output) -> None:
             raise ValueError(f"write {line} at its beginning by hand")
         _replace(path.resolve(), text)
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise CliError("PROFILES", f"{path} cannot be changed: {reason}", Exit.FAILED, output) from None
+        raise CliError("PROFILES", f"{path} cannot be changed: {why(error)}", Exit.FAILED, output) from None
 
 
 def _parsed(path: Path, text: str) -> Profiles:

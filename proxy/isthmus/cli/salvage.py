@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from isthmus.cli import salvage_replay
+from isthmus.cli.files import named
 from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, columns, example, fields, show
 from isthmus.salvage_files import Note, notes_in, read_file
 from isthmus_protocol.offsets_salvage import OFFSETS_MAGIC_LINE, OffsetsSalvage, read_offsets_salvage
@@ -69,7 +70,7 @@ def show_file(
     where they are UTF-8, else as base64 (-o json says which); a table cuts what is long.
     """
     try:
-        with open(file, "rb") as opened:
+        with named(file, output), open(file, "rb") as opened:
             found = read_file(opened)
             if isinstance(found, OffsetsSalvage):
                 told = [asdict(each) for each in found.offsets[:limit]]
@@ -78,8 +79,6 @@ def show_file(
                 show(shown, output, _lines_of_groups)
                 return
             told, left_off = _entries(found, limit)
-    except OSError as error:
-        raise CliError("FILE", f"{file} cannot be read: {error.strerror}", Exit.USAGE, output) from None
     except (MalformedSalvage, BatchError) as error:
         raise CliError("MALFORMED_SALVAGE", f"{file}: {error}", Exit.USAGE, output) from None
     shown = {**asdict(found.head), **asdict(found.tail), "entries": told, "entries_left_off": left_off}
@@ -96,11 +95,9 @@ def list_files(directory: DirectoryArgument, output: OutputOption = Output.TABLE
 
     Records are not read.
     """
-    try:
+    with named(directory, output):
         notes = list(notes_in(directory))
         found = [_listed(path, notes) for path in directory.iterdir() if path.name.endswith(SUFFIX)]
-    except OSError as error:
-        raise CliError("DIRECTORY", f"{directory} cannot be read: {error.strerror}", Exit.USAGE, output) from None
     show(sorted(found, key=lambda each: (each.get("at_ms", 0), each["file"])), output, _table)
 
 

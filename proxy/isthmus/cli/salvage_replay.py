@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from isthmus.cli.files import why
 from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, example, fields, show, shows_progress
 from isthmus.salvage_files import is_ours_alone, read_file
 from isthmus_protocol.offsets_salvage import OffsetsSalvage
@@ -67,7 +68,7 @@ def replay(
             told = _replayed(salvage, file.parent, target, again, dry_run, output)
     except OSError as error:
         where = error.filename or file
-        raise CliError("FILE", f"{where} cannot be read or written: {error.strerror}", Exit.USAGE, output) from None
+        raise CliError("FILE", f"{where} cannot be read or written: {why(error)}", Exit.USAGE, output) from None
     except (MalformedSalvage, BatchError) as error:
         raise CliError("MALFORMED_SALVAGE", f"{file}: {error}", Exit.USAGE, output) from None
     show(told, output, _lines)

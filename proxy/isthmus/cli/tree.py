@@ -10,9 +10,9 @@ from urllib.parse import quote
 import typer
 
 from isthmus.cli.client import Admin, UrlOption
+from isthmus.cli.files import named
 from isthmus.cli.output import (
     EXIT_CODES,
-    CliError,
     Exit,
     Output,
     OutputOption,
@@ -51,11 +51,8 @@ def apply(
     Apply it at each cluster of the tree: a distributor waits until its target has the same version. The same version
     again changes nothing.
     """
-    try:
+    with named(file, output):
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
-        raise CliError("FILE", f"{file} cannot be read: {reason}", Exit.USAGE, output) from None
     with Admin(url, output) as admin:
         applied = admin.put("/v1/tree", {"document": text, "dry_run": dry_run})
     show(applied, output, _applied)

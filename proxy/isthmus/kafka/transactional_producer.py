@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, Final
 
 from isthmus.errors import KafkaError, OurBug, PeerFault
@@ -26,6 +25,7 @@ from isthmus_protocol.error_codes import (
     NETWORK_EXCEPTION,
     PRODUCER_FENCED,
 )
+from isthmus_protocol.record_requests import one_batch_each
 from isthmus_protocol.records import add_sequence, in_transaction, read_header
 from isthmus_protocol.schema import ApiKey
 
@@ -174,11 +174,11 @@ class TransactionalProducer:
         places: Mapping[TopicPartition, Sequence[bytes]],
         ends: dict[tuple[str, int], int],
     ) -> None:
-        """A request has one batch of a partition, so what has several goes on when the one before is stored."""
-        for batches in zip_longest(*([(place, batch) for batch in each] for place, each in places.items())):
+        """What has several batches of a partition goes on when the one before is stored."""
+        for batches in one_batch_each(places):
             request: dict[TopicPartition, bytes] = {}
             records: dict[TopicPartition, int] = {}
-            for place, batch in filter(None, batches):
+            for place, batch in batches.items():
                 sequence = self._sequences.get(place, 0)
                 records[place] = read_header(batch).last_offset_delta + 1
                 request[place] = in_transaction(

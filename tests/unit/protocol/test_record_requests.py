@@ -16,6 +16,7 @@ from isthmus_protocol.record_requests import (
     PRODUCE_VERSIONS,
     fetch_body,
     list_offsets_body,
+    one_batch_each,
     produce_body,
 )
 from isthmus_protocol.schema import ApiKey
@@ -43,6 +44,16 @@ FORGOTTEN = {bytes(range(2, 18)): [0, 200]}
 def kio_body(api_key: ApiKey, version: int, values: Mapping[str, Any]) -> bytes:
     frame = encode_request(build_request(api_key, version, values), 5, "client")
     return frame[4 + 10 + len("client") + 1 :]
+
+
+def test_each_request_has_one_batch_of_a_partition() -> None:
+    batches = {("t", 0): [b"a", b"b", b"c"], ("t", 1): [], ("u", 0): [b"d"], ("u", 1): [b"", b"e"]}
+    assert list(one_batch_each(batches)) == [
+        {("t", 0): b"a", ("u", 0): b"d", ("u", 1): b""},
+        {("t", 0): b"b", ("u", 1): b"e"},
+        {("t", 0): b"c"},
+    ]
+    assert list(one_batch_each({})) == []
 
 
 @pytest.mark.parametrize("transactional_id", [None, "isthmus-ü"])

@@ -399,6 +399,24 @@ def test_clearing_a_reservation_is_answered_when_every_proxy_acts_on_it() -> Non
     with_rest(test)
 
 
+@pytest.mark.parametrize(
+    ("method", "body"), [("PATCH", {"reserved": False}), ("DELETE", None)], ids=["altered", "deleted"]
+)
+def test_what_links_left_open_ends_before_a_reservation_is_cleared(method: str, body: Any) -> None:
+    async def test(rest: Rest) -> None:
+        rest.log.apply(CreateNamespace(TOPIC, "orders-", reserved=True))
+        path = "/v1/namespaces/topic?prefix=orders-&wait=false"
+        rest.links.release_error = OperationError("BROKER_UNAVAILABLE", "begun, and to be gone on with", 503)
+        assert (await rest.error(method, path, json=body))[:2] == (503, "BROKER_UNAVAILABLE")
+        assert rest.log.state.namespaces[TOPIC, "orders-"].reserved
+        rest.links.release_error = None
+        assert (await rest.client.request(method, path, json=body)).is_success
+        left = rest.log.state.namespace(TOPIC, "orders-")
+        assert left is None or not left.reserved
+
+    with_rest(test)
+
+
 def test_what_a_namespace_demands_is_in_force_when_every_proxy_has_applied_it() -> None:
     async def test(rest: Rest) -> None:
         rest.log.apply(CreateNamespace(TOPIC, "orders-", reserved=True))

@@ -819,6 +819,36 @@ def test_keys_are_made_rotated_and_never_printed(tmp_path: Path) -> None:
     assert "cannot be read or written" in nowhere.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("link", "attach", "a-to-b", "--local", "a-", "--remote", "a-", "--role", "leader", "--shared-until"),
+        ("link", "create", "a-to-c", "--remote", "127.0.0.1:1", "--token-file"),
+        ("offsets", "keygen", "--group", "app-*"),
+        ("salvage", "list"),
+        ("salvage", "show"),
+        ("tree", "apply"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_read_of_the_machine_is_said_alike(command: tuple[str, ...], tmp_path: Path) -> None:
+    missing = tmp_path / "no" / "file"
+    result = run(*command, str(missing))
+    assert result.exit_code == 2
+    assert re.fullmatch(
+        rf"error: {re.escape(str(missing))} cannot be read( or written)?: No such file or directory \(FILE\)\n",
+        result.stderr,
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [("link", "create", "a-to-c", "--remote", "127.0.0.1:1", "--token-file"), ("tree", "apply")]
+)
+def test_text_is_utf_8(command: tuple[str, ...], tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_bytes(b"\xff")
+    assert f"{file} cannot be read: not UTF-8 (FILE)" in run(*command, str(file)).stderr
+
+
 def test_a_proxy_that_is_not_there_is_told_apart_from_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]

@@ -156,9 +156,9 @@ class ClientMoves(Part):
         now = self._clock.monotonic()
         if now > self._context.lease_deadline:
             return False  # this cluster may lead again
-        if self._clients.is_being_told(session_id, asked):
-            return True
+        return self._clients.is_being_told(session_id, asked) or self._is_due(session_id, client_id, now)
 
+    def _is_due(self, session_id: int, client_id: str, now: float) -> bool:
         def begun(topic: str) -> float | None:
             time = self._times.here(topic, now)
             return None if time is None else time.begun
@@ -170,10 +170,12 @@ class ClientMoves(Part):
     ) -> bytes:
         now = self._clock.monotonic()
         time = self._times.here(topic, now)
-        if moved is None or time is None or not self._may_be_told(session_id, client_id, asked):
-            return frame  # it may have been told while a large answer was read
+        if moved is None or time is None or now > self._context.lease_deadline:
+            return frame
         if self._clients.is_being_told(session_id, asked):
             return moved
+        if not self._is_due(session_id, client_id, now):
+            return frame  # it was told while a large answer was read
         self._clients.told(session_id, client_id, time.begun, now)
         self._count[time.move.key] += 1
         self._told.one(f"{time.move.prefix}, over link {time.move.link}, the last {client_id}")

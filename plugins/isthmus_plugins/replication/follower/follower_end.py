@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -94,6 +95,8 @@ class FollowerEnd(Part):
         """Follower topics and truncations, as of the control log's last change."""
         self._alone_from = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
+        self._others_until = self._alone_from
+        """When another proxy of this cluster may have sent something last that can still land; inf: there is one."""
         self._producers_remembered = False
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
         self.on_stored: Callable[[TopicPartition, int], None] = not_joined
@@ -386,8 +389,21 @@ class FollowerEnd(Part):
                     if stream.follower_log.uncertain:
                         self._dropped[stream.place] = stream
 
+    def may_land(self, place: TopicPartition) -> bool:
+        """Whether something that was sent to a partition's log, by whichever proxy, may still land there.
+
+        What is under way at another proxy, or of unknown fate there, is not known here.
+        """
+        now = self._clock.monotonic()
+        return now < self._alone_from or now < self._others_until or place in self._dropped or place in self._partitions
+
     def control_changed(self, state: ControlState) -> None:
         """End the streams of what does not follow any more: another proxy may have detached it."""
+        processes = (*state.proxies.values(), *state.superseded.values())
+        if any(each.incarnation != self._context.incarnation for each in processes):
+            self._others_until = math.inf
+        elif self._others_until == math.inf:
+            self._others_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
         before, self._seen = self._seen, (state.follower_topics, state.truncations)
         if before[1] is not state.truncations:
             looked_at = list(self._partitions.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -49,6 +49,7 @@ from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.comparison.shared_logs import NOTHING_SAID, ComparedTopic, SharedLogs, log_limits
 from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
+from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
 from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
@@ -56,7 +57,7 @@ from isthmus_plugins.replication.link import calls, histories, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.own_logs import Begun, OwnLogs
-from isthmus_plugins.replication.link.part import Part
+from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.logs import setting_changes, topic_settings
 from isthmus_plugins.tasks import Tasks, some_at_once
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
@@ -70,7 +71,9 @@ NEW_SAID_S: Final = 8.0
 EMPTY_SAID_S: Final = 3.0
 """By then the source pushes what it has, and says where it ends."""
 IDLE_S: Final = 0.2
-IDLE_TRIES: Final = 25
+IDLE_TRIES: Final = 40
+AT_SOURCES_END: Final = (Ended.PROMOTED, Ended.REVERSED)
+"""How what is followed ends where its log was found to end as its source's does, so that nothing is on its way."""
 AT_ONCE: Final = 200
 """Topics that are made, adopted or looked at at the same time."""
 MADE_S: Final = 60.0
@@ -151,6 +154,8 @@ class FollowerTopics(Part):
         self._empty: dict[str, tuple[frozenset[int], float]] = {}
         """By topic: its partitions that had nothing at the source, and when that said so last (monotonic seconds)."""
         self.settings = FollowerSettings(context)
+        self.may_land: Callable[[TopicPartition], bool] = not_joined
+        """Whether something that was sent to a partition's log, by whichever proxy, may still land there."""
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -585,9 +590,15 @@ class FollowerTopics(Part):
             for partition in range(len(existing.partitions)):
                 if histories.is_received(state, (record.topic, topic_id), partition):
                     ids[record.topic, partition] = topic_id
-        ends = await self._idle_ends(ids.keys())
-        await self._close([(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends], ended)
-        if missing := ids.keys() - dict(ends).keys():
+        places = ids.keys()
+        if ended in AT_SOURCES_END:
+            ends = await self._context.cluster.log_ends(places) if places else {}
+        else:
+            ends = await self._idle_ends(places)
+        await self._close(
+            [(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends.items()], ended
+        )
+        if missing := places - ends.keys():
             topic, partition = min(missing)
             more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise BrokerUnavailable(f"the log ends of {topic}-{partition}{more} cannot be read, or still move")
@@ -607,7 +618,7 @@ class FollowerTopics(Part):
         written = [each for each in ends if histories.is_written(state, topic, each)]
         await some_at_once(AT_ONCE, lambda each: self._epochs_recorded(existing, each, ends[each]), written)
         received = histories.received_from_others(state, topic, ends, source)
-        stay = dict(await self._idle_ends([(existing.name, each) for each in received]))
+        stay = await self._idle_ends([(existing.name, each) for each in received])
         for each in received:
             if stay.get((existing.name, each)) != ends[each]:
                 raise BrokerUnavailable(f"the log end of {existing.name}-{each} cannot be read, or still moves")
@@ -638,22 +649,26 @@ class FollowerTopics(Part):
             for body in histories.to_close(self._context.control.state, some, ended):
                 await self._append(body)
 
-    async def _idle_ends(self, places: Collection[TopicPartition]) -> list[tuple[TopicPartition, int]]:
-        """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends.
+    async def _idle_ends(self, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Log ends, once nothing that was sent can land there any more: where that is not known, they stay for a while.
 
         Those that are not read, or still move after some seconds, are left out.
         """
-        idle: list[tuple[TopicPartition, int]] = []
+        idle: dict[TopicPartition, int] = {}
         left = set(places)
-        before: Mapping[TopicPartition, int] = {}
+        seen: dict[TopicPartition, tuple[int, float]] = {}
+        """Ends, and since when they stay."""
         for _ in range(IDLE_TRIES):
             if not left:
                 break
             ends = await self._context.cluster.log_ends(left)
-            found = [(place, end) for place, end in ends.items() if before.get(place) == end]
-            idle += found
-            left -= dict(found).keys()
-            before = ends
+            now = self._context.clock.monotonic()
+            for place, end in ends.items():
+                before, since = seen.get(place, (end, now))
+                seen[place] = end, since if end == before else now
+                if not self.may_land(place) or now - seen[place][1] >= LOST_REQUEST_MARGIN_S:
+                    idle[place] = end
+            left -= idle.keys()
             if left:
                 await asyncio.sleep(IDLE_S)
         return idle

@@ -130,8 +130,15 @@ class LinkCommands:
 
     async def enforced(self) -> None:
         """Return when every proxy of this cluster does what the control log says now."""
+        await self._followed(self._context.control.enforced(self._context.control.state.applied_offset))
+
+    async def caught_up(self) -> None:
+        """Return when this proxy has applied all that stands in the control log now."""
+        await self._followed(self._context.control.caught_up())
+
+    async def _followed(self, work: Awaitable[None]) -> None:
         try:
-            await self._context.control.enforced(self._context.control.state.applied_offset)
+            await work
         except BrokerUnavailable as error:
             raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
 

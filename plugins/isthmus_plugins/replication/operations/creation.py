@@ -7,6 +7,7 @@ import logging
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from isthmus_control.anchors import Anchor, MalformedAnchor
@@ -25,12 +26,15 @@ from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import grants_of, token_of
 from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, choice, chosen_copy, wanted_copy
+from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 CREATE_TIMEOUT_S: Final = 75.0
 """Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
+DETACHED_AT_ONCE: Final = 50
+"""Pairs of namespaces: for each of them it is waited until every proxy acts on it, and until log ends stay."""
 CONNECT_POLLS: Final = 100
 CONNECT_POLL_S: Final = 0.05
 """So often, and after so long each time, a new link is looked at until it has connected."""
@@ -293,8 +297,7 @@ class LinkCreation:
         await self._delete_here(link)
 
     async def _delete_here(self, link: Link) -> None:
-        for mapping in link.mappings:
-            await self._detach_here(link, mapping)
+        await some_at_once(DETACHED_AT_ONCE, partial(self._detach_here, link), link.mappings)
         await self._offsets_topics.end(link)
         await self._commands.append(DeleteLink(link.name))
 

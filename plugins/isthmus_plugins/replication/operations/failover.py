@@ -83,22 +83,18 @@ class Failovers:
             progress(len(keys), len(keys))
         return report
 
-    async def release(self, key: NamespaceKey) -> bool:
-        """End what links left open in a namespace that follows no more, and clear its reservation; False: none did.
+    async def release(self, key: NamespaceKey) -> None:
+        """End what links left open in a namespace that follows no more; if any did, its reservation is cleared then.
 
         Raises OperationError.
         """
         state = self._context.control.state
-        namespace = state.namespaces.get(key)
-        follows = any(mapping.role is Role.FOLLOWER for _, mapping in state.attachments(key))
-        if namespace is None or not namespace.reserved or follows or key in state.promotions:
-            return False  # it is the control log's to say what is wrong, if anything is
+        if not state.namespaces[key].reserved:
+            return
         records = [each for topic, each in state.follower_topics.items() if contains(*key, topic)]
         links = [record.link for record in records if followed_over(state, key, record.link)]
-        if not links:
-            return False
-        await self._promotions.without_source(max(links, key=links.count), [key], {})
-        return True
+        if links:
+            await self._promotions.without_source(max(links, key=links.count), [key], {})
 
     def _wanted(self, link: Link, namespaces: Sequence[NamespaceRef]) -> list[NamespaceKey]:
         """What was asked for: all that follows where nothing is named, and what goes together with what was begun."""

@@ -77,6 +77,9 @@ RESUME_INTERVAL_S: Final = 2.0
 LISTED: Final = 10
 TOPICS_AT_ONCE: Final = 50
 """Topics that are looked at, or made this cluster's own, at the same time: each takes some requests, in turn."""
+NAMESPACES_AT_ONCE: Final = 50
+DETACHED_IN_ORDER: Final = (ResourceType.PRINCIPAL, ResourceType.CONSUMER_GROUP, ResourceType.TOPIC)
+"""Groups before the topics that their committed offsets are in."""
 ARRIVAL_S: Final = 10.0
 """How long what was sent before the leader's end was detached may take to be in the follower's logs."""
 ARRIVAL_POLL_S: Final = 0.1
@@ -385,10 +388,9 @@ class Promotions:
                 await self._take_back(link, attached, promotion)
                 raise refused or _not_drained(missing)
             await self._deletions_over(attached)
-            for mapping in reversed(attached):  # groups before the topics that their committed offsets are in
-                if not (promotion.without_source or promotion.reversal):
-                    await self._call(promotion.link, _detached(mapping))
-                await self._detach_here(link, mapping, _how(promotion))
+            for kind in DETACHED_IN_ORDER:
+                some = [mapping for mapping in attached if mapping.type is kind]
+                await some_at_once(NAMESPACES_AT_ONCE, partial(self._detach, link, promotion), some)
         if len(attached) < len(promotion.keys):  # all that is detached above is waited for there
             await self._enforced()  # whoever detached it may have been killed before it had waited for that
         made = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
@@ -402,6 +404,12 @@ class Promotions:
                 report.promoted = True
                 report.transactions_ended, report.transactions_committed = sum(ended), ended.committed
                 report.settings_refused = settings_refused
+
+    async def _detach(self, link: Link, promotion: Promotion, mapping: NamespaceMapping) -> None:
+        """The source's end before this one. Raises OperationError."""
+        if not (promotion.without_source or promotion.reversal):
+            await self._call(promotion.link, _detached(mapping))
+        await self._detach_here(link, mapping, _how(promotion))
 
     async def _deletions_over(self, attached: Sequence[NamespaceMapping]) -> None:
         """Wait a while until no topic is about to be deleted as the source's was; none begins to be any more."""
@@ -430,7 +438,13 @@ class Promotions:
                 log.info("positions of transactions committed", extra={"groups": len(moved)})
             elif promotion.type is ResourceType.TOPIC:
                 found = (await self._context.cluster.topics()).values()
-                topics = [each for each in found if contains(*promotion.key, each.name)]
+                lookup = self._context.control.state.lookup
+                # What follows in it belongs to a narrower namespace that was attached since this one was detached.
+                topics = [
+                    each
+                    for each in found
+                    if contains(*promotion.key, each.name) and lookup.following(ResourceType.TOPIC, each.name) is None
+                ]
                 records = self._context.control.state.follower_topics
                 # What is the source's ends before the markers do, wherever it was killed before: they are this
                 # cluster's, and its term begins with them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from isthmus_control.commands import AlterLink
+from isthmus_control.commands import AlterLink, AlterNamespace, DeleteNamespace
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.origins import Ended
@@ -422,9 +422,14 @@ class LinkService(Part):
         """Say what a failover now would lose, and how long it takes on a copy."""
         return await self._drills.fail_over(self._commands.link(link_name), request, progress)
 
-    async def release(self, kind: ResourceType, prefix: str) -> bool:
-        """Clear the reservation of a namespace that follows no more, once what links left open in it has ended."""
-        return await self._failovers.release(NamespaceKey(kind, prefix))
+    async def release(self, clearing: AlterNamespace | DeleteNamespace) -> None:
+        """End what links left open in a namespace, before a command that clears its reservation."""
+        await self._commands.caught_up()  # another proxy may have detached it just now
+        try:
+            self._commands.would_append(clearing)
+        except OperationError:
+            return  # in the control log's words, to whoever appends it
+        await self._failovers.release(NamespaceKey(clearing.type, clearing.prefix))
 
     async def on_topic_settings(
         self, connection: LinkConnection, question: calls.TopicSettings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -10,9 +11,18 @@ from support.fake_cluster import FakeProduceConnection
 from support.partition_log import Partition, batch, control_batch
 from support.replicas import LINK, Replicas, on_replicas
 
-from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
-from isthmus_control.outcome import Outcome, Rejected, Rejection
+from isthmus_control.commands import (
+    Body,
+    ClaimBrokers,
+    DetachNamespace,
+    ExpireLease,
+    RecordSourceEpochs,
+    ReleaseLease,
+)
+from isthmus_control.levels import with_known_level
+from isthmus_control.model import TRANSACTION_VERIFICATION, BrokerClaim, ResourceType
+from isthmus_control.outcome import Accepted, Outcome, Rejected, Rejection
+from isthmus_control.rules.proxies import LEASE_MS_MAX
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import (
     BrokerUnavailable,
@@ -25,6 +35,7 @@ from isthmus_plugins.cluster import (
 from isthmus_plugins.replication.follower import follower_end as module
 from isthmus_plugins.replication.follower import writers
 from isthmus_plugins.replication.follower.log import LogState
+from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.stream import DECISION_LATE_S, FollowerStream
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, whole_header
@@ -467,5 +478,53 @@ def test_a_leader_epoch_that_both_sides_lost_the_begin_of_begins_somewhere_else(
         replicas.check("remote-t", 0)
         epochs = replicas.controls["B"].state.source_epochs("remote-t", 0)
         assert [(each.epoch, each.start_offset) for each in epochs] == [(0, 0), (2, 2)]
+
+    on_replicas(monkeypatch, work)
+
+
+def test_something_may_land_while_another_process_may_have_sent_it_and_a_while_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        end, control = replicas.ends["B"].follower, replicas.controls["B"]
+        place = "remote-other", 0
+        assert end.may_land(place), "a process that was here before may have sent something"
+        await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+        assert not end.may_land(place)
+        for name in ("another", "another"):  # the second takes the first one's name over
+            incarnation = str(uuid.uuid4())
+            brokers = (BrokerClaim(2, "127.0.0.1", 9),)
+            version = with_known_level("0")
+            body = ClaimBrokers(name, incarnation, brokers, False, "127.0.0.1:9", LEASE_MS_MAX, version, -1)
+            assert isinstance(control.apply(body), Accepted)
+            await asyncio.sleep(2 * LOST_REQUEST_MARGIN_S)
+            assert end.may_land(place)
+        (superseded,) = control.state.superseded.values()
+        gone = ExpireLease("another", superseded.incarnation, superseded.renewed_at_offset)
+        for body in (ReleaseLease("another", incarnation), gone):
+            assert end.may_land(place)
+            assert isinstance(control.apply(body), Accepted)
+        await asyncio.sleep(LOST_REQUEST_MARGIN_S / 2)
+        assert end.may_land(place)
+        await asyncio.sleep(LOST_REQUEST_MARGIN_S / 2)
+        assert not end.may_land(place)
+
+    on_replicas(monkeypatch, work)
+
+
+def test_something_may_land_while_a_request_of_its_own_is_under_way_or_of_unknown_fate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        source, _ = await one_record(replicas)
+        end, place = replicas.ends["B"].follower, ("remote-t", 0)
+        await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+        assert end.may_land(place), "it follows"
+        answering(monkeypatch, 7, "REQUEST_TIMED_OUT", 1000)
+        source.write_values(b"second")
+        await replicas.until("its fate is unknown", lambda: stream(replicas).follower_log.uncertain)
+        replicas.controls["B"].apply(DetachNamespace(LINK, ResourceType.TOPIC, "remote-"))
+        await asyncio.sleep(2 * LOST_REQUEST_MARGIN_S)
+        assert end.may_land(place), "nobody has looked"
 
     on_replicas(monkeypatch, work)

@@ -41,7 +41,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
 from isthmus_plugins.replication.follower.own_transactions import OwnTransactions
 from isthmus_plugins.replication.follower.replicas import FollowerReplicas
-from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.follower.topics import IDLE_S, FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
 from isthmus_protocol.transaction_log import TransactionState
@@ -75,6 +75,7 @@ class Scene:
         self.cluster: FakeCluster = replicas.b
         self.cluster.on_new_partition = lambda *made: None
         self.control: FakeControl = replicas.controls["B"]
+        self.may_land = True
         self.restart()
 
     def restart(self) -> None:
@@ -82,6 +83,7 @@ class Scene:
         self.context: Any = FakeContext(self.cluster, self.control)
         self.own_transactions = OwnTransactions(self.context)
         self.topics = FollowerTopics(self.context, FollowerReplicas(self.context), self.own_transactions)
+        self.topics.may_land = lambda _: self.may_land
         self.peer = CalledAtOnce(LINK, self.topics.answers())
 
     async def prepare(self, *topics: calls.WantedTopic, all_: Collection[str] | None = None) -> calls.PreparedTopic:
@@ -920,10 +922,26 @@ def test_a_log_end_that_moves_is_recorded_when_it_does_not_any_more() -> None:
     async def work(scene: Scene) -> None:
         assert (await scene.prepare()).ready
         log = scene.found.partitions[0]
-        for number in range(10):
-            asyncio.get_running_loop().call_later(0.15 * number, log.write_values, b"x")
+        for number in range(3):
+            asyncio.get_running_loop().call_later(0.1 + 1.7 * number, log.write_values, b"x")
         await scene.detached()
-        assert scene.provenance() == [(SOURCE_ID, 0, 10)]
+        assert scene.provenance() == [(SOURCE_ID, 0, 3)]
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("ended", [Ended.DETACHED, Ended.PROMOTED])
+def test_a_log_end_behind_which_nothing_can_land_is_recorded_at_once(ended: Ended) -> None:
+    """The process knows that nothing is on its way; or the log ends as its source's does."""
+
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        scene.found.partitions[0].write_values(b"x")
+        scene.may_land = ended is Ended.PROMOTED
+        began = asyncio.get_running_loop().time()
+        await scene.detached(ended)
+        assert scene.provenance() == [(SOURCE_ID, 0, 1)]
+        assert asyncio.get_running_loop().time() - began < IDLE_S
 
     on_cluster(work)
 

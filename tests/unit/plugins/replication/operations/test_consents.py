@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.plugins import Proxy, Two, on_two
 
-from isthmus_control.commands import DetachNamespace, RaiseLevel
+from isthmus_control.commands import AlterNamespace, DetachNamespace, RaiseLevel
 from isthmus_control.levels import CONSENT
 from isthmus_control.model import Reason, ResourceType
 from isthmus_control.tokens import Token
@@ -306,7 +306,7 @@ def test_a_word_to_cut_waits_with_what_it_was_given_for(tmp_path: Path) -> None:
         await two.a.links.attach("a-to-b", LEADS)
         await two.until("copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end)
         await two.b.links.detach("a-to-b", "r-")
-        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        await two.b.links.release(AlterNamespace(ResourceType.TOPIC, "r-", reserved=False))
         two.clusters["B"].partition("r-t").write_values(b"B's own")
         planned = await two.a.links.attach("a-to-b", LEADS.model_copy(update={"dry_run": True}))
         assert [each.action for each in planned.topics] == ["refuse"]

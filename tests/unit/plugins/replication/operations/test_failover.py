@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,14 @@ from support.offsets import commit, group_made, offsets_batch
 from support.plugins import Two
 from support.promoting import KEY, Killing, differ, on_following, replaced
 
-from isthmus_control.commands import DecidePromotion, DetachNamespace, OffsetsClaim, RecordClaims
+from isthmus_control.commands import (
+    AlterNamespace,
+    DecidePromotion,
+    DeleteNamespace,
+    DetachNamespace,
+    OffsetsClaim,
+    RecordClaims,
+)
 from isthmus_control.commands import PartitionClaim as Claimed
 from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceType
 from isthmus_control.origins import Ended
@@ -389,20 +397,27 @@ def test_a_promotion_that_lost_its_source_is_gone_on_with_without_it() -> None:
     on_following(work)
 
 
-def test_a_reservation_that_is_cleared_by_hand_ends_the_same() -> None:
+CLEARED, DELETED = AlterNamespace(*KEY, reserved=False), DeleteNamespace(*KEY)
+
+
+@pytest.mark.parametrize("clearing", [CLEARED, DELETED], ids=["altered", "deleted"])
+def test_a_reservation_that_is_cleared_by_hand_ends_the_same(clearing: AlterNamespace | DeleteNamespace) -> None:
     async def work(two: Two) -> None:
         open_transaction(two, "l-t")
         await two.until("copied", lambda: two.clusters["B"].partition("r-t").end == 4)
         await stored(two, ("r-t", 4))
-        assert not await two.b.links.release(ResourceType.TOPIC, "r-")  # it follows: the control log refuses it
+        await two.b.links.release(clearing)
+        assert not promoted(two), "it follows: the control log refuses it"
         await two.b.links.detach("a-to-b", "r-")
         assert two.clusters["B"].partition("r-t").end == 4
-        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        await two.b.links.release(clearing)
         assert promoted(two)
         assert (two.clusters["B"].partition("r-t").end, two.clusters["B"].partition("r-t").aborted) == (5, [])
         assert settings(two) == SOURCES
-        assert not await two.b.links.release(ResourceType.TOPIC, "r-")
-        assert not await two.b.links.release(ResourceType.TOPIC, "other-")
+        state = two.controls["B"].state
+        await two.b.links.release(clearing)
+        await two.b.links.release(replace(clearing, prefix="other-"))
+        assert two.controls["B"].state is state
 
     on_following(work)
 
@@ -414,7 +429,9 @@ def test_what_leads_before_its_reservation_is_cleared_goes_on_leading() -> None:
         await two.b.links.detach("a-to-b", "r-")
         other_way = links.Attach(local="r-", remote="back-", role="leader", disable_transaction_verification=True)
         await two.b.links.attach("a-to-b", other_way)
-        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        await two.b.links.release(DELETED)
+        assert not promoted(two), "what is attached is not deleted"
+        await two.b.links.release(CLEARED)
         assert promoted(two)
         assert [(each.local, each.role) for each in two.b.status().mappings] == [("r-", "leader")]
         await two.until("it is led", lambda: "back-t" in two.controls["A"].state.follower_topics)
@@ -422,14 +439,60 @@ def test_what_leads_before_its_reservation_is_cleared_goes_on_leading() -> None:
     on_following(work)
 
 
-def test_what_was_detached_by_a_proxy_that_was_killed_is_released_as_detached() -> None:
+@pytest.mark.parametrize("clearing", [CLEARED, DELETED], ids=["altered", "deleted"])
+def test_what_was_detached_by_a_proxy_that_was_killed_is_released_as_detached(
+    clearing: AlterNamespace | DeleteNamespace,
+) -> None:
     async def work(two: Two) -> None:
         control = two.controls["B"]
         control.apply(DetachNamespace("a-to-b", ResourceType.TOPIC, "r-"))  # and no more
         assert control.state.origins["r-t"].partitions[0].open_range is not None
-        assert await two.b.links.release(ResourceType.TOPIC, "r-")
+        await two.b.links.release(clearing)
+        control.apply(clearing)
         ranges = control.state.origins["r-t"].partitions[0].ranges
         assert [(each.end_offset, each.ended) for each in ranges][-2:] == [(3, Ended.DETACHED), (None, None)]
+
+    on_following(work)
+
+
+def test_who_clears_a_reservation_has_read_of_the_detach_before() -> None:
+    """Another proxy has recorded it, and was killed there."""
+
+    async def work(two: Two) -> None:
+        control = two.controls["B"]
+        caught_up = control.caught_up
+
+        async def hears() -> None:
+            await caught_up()
+            control.apply(DetachNamespace("a-to-b", ResourceType.TOPIC, "r-"))
+
+        control.caught_up = hears  # type: ignore[method-assign]
+        await two.b.links.release(DELETED)
+        assert promoted(two)
+
+    on_following(work)
+
+
+def test_what_follows_within_a_namespace_is_not_released_with_it() -> None:
+    """A wider namespace has what was detached, and what another one within it follows."""
+
+    async def work(two: Two) -> None:
+        await two.b.links.detach("a-to-b", "r-")
+        two.clusters["A"].add_topic("l-in-t").partitions[0].write_values(b"x")
+        within = links.Attach(local="l-in-", remote="r-in-", role="leader", disable_transaction_verification=True)
+        await two.a.links.attach("a-to-b", within)
+        await two.until(
+            "copied", lambda: "r-in-t" in two.clusters["B"].found and two.clusters["B"].partition("r-in-t").end
+        )
+        open_transaction(two, "l-in-t")
+        log = two.clusters["B"].partition("r-in-t")
+        await two.until("copied, too", lambda: log.end == 2)
+        state = two.controls["B"].state
+        await two.b.links.release(DELETED)
+        assert promoted(two)
+        assert log.end == 2, "it is its source's to end what is open"
+        assert two.controls["B"].state.origins["r-in-t"] == state.origins["r-in-t"]
+        assert two.controls["B"].state.histories["r-in-t"] == state.histories["r-in-t"]
 
     on_following(work)
 
