@@ -41,6 +41,7 @@ class KeptCourse:
     """``version``: of the tree that the source has. ``topic_id``: of the source's topic, as hexadecimal digits.
 
     ``read``: the source's log was read before this offset; ``epoch``: leader epoch of the record there, -1: not known.
+    ``digest``: of the tree in that version, see TreeDocument; empty: not known.
     """
 
     course: Course
@@ -48,12 +49,14 @@ class KeptCourse:
     topic_id: str
     read: int = 0
     epoch: int = -1
+    digest: str = ""
 
     def metadata(self) -> str:
         """Raises PositionError where there are too many stretches that are not settled."""
         text = _text(
             {
                 "version": self.version,
+                "digest": self.digest,
                 "topic_id": self.topic_id,
                 "read": [self.read, self.epoch],
                 "fill_until": self.course.fill_until,
@@ -79,20 +82,37 @@ class KeptCourse:
                 raise ValueError
             read, epoch = found["read"]
             course = Course(stretches, int(found["fill_until"]))
-            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch))
+            digest = str(found.get("digest", ""))
+            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), digest)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptGiven:
     """``topic_id``: of the source's topic, as hexadecimal digits; ``epoch``: leader epoch of the source's record before
-    the position; -1: not known."""
+    the position; -1: not known. ``fill_until``: the leaf has all that was there once it was given that.
+    ``spread``: messages went by their keys in this term, to whichever partition."""
 
     given: Given
     topic_id: str
     epoch: int = -1
+    fill_until: int = 0
+    spread: bool = False
+
+    @property
+    def fills(self) -> bool:
+        """Whether the leaf does not have all that was there yet."""
+        return self.given.position < self.fill_until
 
     def metadata(self) -> str:
-        return _text({"term": list(self.given.term), "topic_id": self.topic_id, "epoch": self.epoch})
+        return _text(
+            {
+                "term": list(self.given.term),
+                "topic_id": self.topic_id,
+                "epoch": self.epoch,
+                "fill_until": self.fill_until,
+                "spread": self.spread,
+            }
+        )
 
     @classmethod
     def of(cls, position: int, metadata: str) -> KeptGiven:
@@ -100,7 +120,8 @@ class KeptGiven:
         with _Reading(metadata) as found:
             version, number = found["term"]
             given = Given(Term(int(version), int(number)), position)
-            return cls(given, str(found["topic_id"]), int(found["epoch"]))
+            more = int(found.get("fill_until", 0)), bool(found.get("spread"))
+            return cls(given, str(found["topic_id"]), int(found["epoch"]), *more)
 
 
 def _text(value: dict[str, Any]) -> str:

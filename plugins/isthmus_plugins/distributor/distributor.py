@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -32,13 +32,14 @@ from isthmus_plugins.cluster import (
     TopicPartition,
     Transactions,
 )
+from isthmus_plugins.distribution.by_key import by_key
 from isthmus_plugins.distribution.copies import Copies, copies
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
-from isthmus_plugins.distribution.positions import Course, Given, PositionError, Reports, Term
-from isthmus_plugins.distribution.targets import target_of
+from isthmus_plugins.distribution.positions import Course, Ends, Given, PositionError, Reports, Term
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
+from isthmus_plugins.distributor.changes import is_filled, lacks
 from isthmus_plugins.distributor.courses import Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
@@ -89,13 +90,15 @@ class Distributor:
         self._chosen = chosen
         self._lane = f"tree-{level}"
         self._leaves = Leaves(context, document.clusters)
-        self._courses = Courses(self._cluster, level, self._tree.version)
+        self._courses = Courses(self._cluster, document, leaf, level)
         self._target: Transactions | None = None
         self._reads = Reads(self._cluster, self._lane)
         self._uncommitted: dict[TopicPartition, CommittedOffset] = {}
         self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
-        self._target_ends: dict[TopicPartition, int] = {}
-        """Where the target's logs go on behind what they were given."""
+        self._target_ends: dict[str, Mapping[int, int]] = {}
+        """By topic and partition: where the target's logs go on behind what they were given."""
+        self._spread: set[TopicPartition] = set()
+        """Partitions of which something went by its key in this term, to whichever partition of the target."""
         self._looked: object = None
         self._look_again_at = 0.0
         # What is shown.
@@ -104,6 +107,8 @@ class Distributor:
         self.ends: dict[TopicPartition, int] = {}
         self.left_out: dict[TopicPartition, Reason] = {}
         """Partitions that are not distributed."""
+        self.by_key: dict[str, int] = {}
+        """Topics of which the target has another number of partitions, and that: messages go by their keys."""
         self.told: dict[TopicPartition, Reason] = {}
         """What of a partition was not distributed."""
         self.given: Counter[str] = Counter()
@@ -119,12 +124,20 @@ class Distributor:
     def target(self) -> str:
         """Which leaf it is to write to."""
         known = self._chosen()
-        targets = dict(self._document.targets)
-        if known is not None and self.level in known.chosen:
-            targets[self._leaf, self.level] = known.chosen[self.level]
-        found = target_of(self._tree, self._leaf, self.level, targets)
-        assert found is not None  # nothing is unusable
-        return found
+        chosen = None if known is None else known.chosen.get(self.level)
+        return self._document.target(self._leaf, self.level, chosen)
+
+    @property
+    def fill(self) -> tuple[int, int]:
+        """Of what a new leaf is filled with: offsets that are left to be given, and of how many."""
+        left = total = 0
+        for place, position in self.positions.items():
+            course = self.courses.get(place)
+            if course is not None and course.fills:
+                start = course.current.start
+                left += max(course.fill_until - max(position, start), 0)
+                total += course.fill_until - start
+        return left, total
 
     async def run(self) -> None:
         """Distribute until cancelled."""
@@ -158,6 +171,7 @@ class Distributor:
     async def _distribute(self) -> None:
         check_lease(self._context)
         target = self.target
+        await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
         self._reports.clear()
@@ -176,6 +190,16 @@ class Distributor:
                 group.create_task(self._give(target), name=f"{self._lane}/give")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    async def _check_filled(self, target: str) -> None:
+        """A leaf that is being filled is nobody's target but of the one that fills it. Raises Waits."""
+        added = self._document.added.get(target)
+        if added is None or added.by == self._leaf:
+            return
+        cluster = await self._leaves.reached(target)
+        with _asking(target):
+            if not await is_filled(cluster, self._document, target):
+                raise Waits(reasons.TARGET_LACKS_MESSAGES, lacks(target, added))
 
     async def _topics(self) -> dict[str, TopicInfo]:
         """Those of this cluster that are distributed."""
@@ -246,28 +270,28 @@ class Distributor:
             self._target = self._transactions(cluster)
             await self._target.begin()
             given = await self._given(cluster, target)
+        counts = {name: len(topic.partitions) for name, topic in there.items()}
+        self._spread.clear()
+        self.by_key = {name: count for name, count in counts.items() if count != len(topics[name].partitions)}
         places = [each for each in self.courses if each not in self.left_out]
         for place in places:
-            here, also = topics[place[0]], there.get(place[0])
-            if also is None:
+            if place[0] not in there:
                 self.left_out[place] = Reason(
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
-                )
-            elif len(also.partitions) != len(here.partitions):
-                self.left_out[place] = Reason(
-                    reasons.PARTITIONS_DIFFER,
-                    f"it has {len(here.partitions)} partitions here and {len(also.partitions)} at {target}: give both "
-                    f"as many",
                 )
         places = [each for each in places if each not in self.left_out]
         found = await some_at_once(AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)
-        with _asking(target):
-            self._target_ends = dict(await cluster.log_ends(positions))
+        fills = self._document.began(self._leaf, self.level).fills
         for place, position in positions.items():
-            if place not in self._target_ends:
-                raise Waits(reasons.TARGET_UNREACHABLE, f"{target} does not say where {place[0]}-{place[1]} ends")
+            if fills and position == self.courses[place].current.start:
+                # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
+                self._uncommitted.setdefault(place, self._kept(place, position))
+        names = {topic for topic, _ in positions}
+        with _asking(target):
+            self._target_ends = await _topic_ends(cluster, {name: range(counts[name]) for name in names})
+        for place, position in positions.items():
             self._mark(place, position)
         self.positions = positions
         return positions
@@ -276,26 +300,37 @@ class Distributor:
         """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""
         there = await cluster.topics_named(topics)
         if there or not topics:  # else it distributes none of them, and says nothing of its version
-            await self._check_version(cluster, leaf)
+            await self._check_version(cluster, leaf, topics)
         return there
 
-    async def _check_version(self, cluster: ClusterApi, leaf: str) -> None:
+    async def _check_version(self, cluster: ClusterApi, leaf: str, topics: Collection[str]) -> None:
         """Whether a leaf has the same version of the tree: its own distributor of this level keeps it. Raises Waits."""
         group = courses_group(self.level)
         found = await cluster.committed_offsets([group])
-        versions = {KeptCourse.of(each.metadata).version for each in found.get(group, {}).values()}
-        for other in versions - {self._tree.version}:
-            raise Waits(
-                reasons.TARGET_AT_ANOTHER_VERSION,
-                f"{leaf} has version {other} of the tree, and this cluster {self._tree.version}: apply the later "
-                f"one there, or here",
-            )
-        if not versions:
+        kept = [KeptCourse.of(each.metadata) for place, each in found.get(group, {}).items() if place[0] in topics]
+        for each in kept:
+            if each.version != self._tree.version:
+                raise Waits(
+                    reasons.TARGET_AT_ANOTHER_VERSION,
+                    f"{leaf} has version {each.version} of the tree, and this cluster {self._tree.version}: apply the "
+                    f"later one there, or here",
+                )
+            if not self._is_this(each):
+                raise Waits(
+                    reasons.TARGET_AT_ANOTHER_VERSION,
+                    f"{leaf} has another tree as version {each.version}: one of the two is to leave its tree, and to "
+                    f"apply what `isthmus tree document` prints at the other",
+                )
+        if not kept:
             raise Waits(
                 reasons.TARGET_AT_ANOTHER_VERSION,
                 f"{leaf} distributes nothing for level {self.level}: apply the tree there, and see that it has the "
                 f"topics, and proxies with the distribution plugin",
             )
+
+    def _is_this(self, kept: KeptCourse) -> bool:
+        """Whether a course was kept by this version of this tree."""
+        return kept.version == self._tree.version and kept.digest in ("", self._document.digest)
 
     async def _position(
         self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition
@@ -328,6 +363,8 @@ class Distributor:
             self.left_out[place] = Reason(reasons.POSITIONS_CONTRADICT, str(error))
             return None
         said = kept is not None and kept.given.term == course.current.term
+        if place[0] in self.by_key or (kept is not None and said and kept.spread):
+            self._spread.add(place)
         return await self._cut(place, position, kept.epoch if kept is not None and said else UNKNOWN_EPOCH)
 
     def _of(self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition) -> KeptGiven | None:
@@ -341,8 +378,11 @@ class Distributor:
         return found if found is not None and found.topic_id == self._courses.topic_ids[place] else None
 
     def _kept(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> CommittedOffset:
-        given = Given(self.courses[place].current.term, position)
-        return CommittedOffset(position, KeptGiven(given, self._courses.topic_ids[place], epoch).metadata())
+        course = self.courses[place]
+        given = Given(course.current.term, position)
+        topic_id, spread = self._courses.topic_ids[place], place in self._spread
+        kept = KeptGiven(given, topic_id, epoch, course.fill_until, spread)
+        return CommittedOffset(position, kept.metadata())
 
     async def _cut_where_read(self, place: TopicPartition) -> None:
         read = self._courses.read.get(place)
@@ -370,9 +410,13 @@ class Distributor:
         return end
 
     def _mark(self, place: TopicPartition, position: int) -> None:
-        """What stands before a position is in the target's log, before the end that is known of it."""
+        """What stands before a position is in the target's logs, before the ends that are known of them."""
+        topic, partition = place
+        ends = self._target_ends[topic]
+        if place not in self._spread:
+            ends = {partition: ends[partition]}
         term = self.courses[place].current.term
-        self._reports.setdefault((place, term), Reports()).given(position, self._target_ends[place])
+        self._reports.setdefault((place, term), Reports()).given(position, ends)
 
     # ---- give ----
 
@@ -392,7 +436,7 @@ class Distributor:
                 tick = loop.time() + TICK_S
 
     async def _give_some(self, reads: Sequence[Read], target: str) -> None:
-        batches: dict[TopicPartition, list[bytes]] = {}
+        made: dict[TopicPartition, list[tuple[TopicPartition, bytes]]] = defaultdict(list)
         following: dict[TopicPartition, int] = {}
         for read in reads:
             place = read.place
@@ -404,26 +448,29 @@ class Distributor:
             course = self.courses[place]
             try:
                 for batch in read.batches:
-                    made = await self._copied(batch, course, self.positions[place])
-                    batches.setdefault(place, []).extend(made.batches)
-                    self._note_refused(place, made)
+                    made[place] += await self._copied(batch, course, place)
             except BatchError as error:
                 # Nothing behind it is given, or it would be left out for good.
                 self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
-                batches.pop(place, None)
+                made.pop(place, None)
                 self._uncommitted.pop(place, None)
                 following.pop(place, None)
                 continue
             following[place] = read.following
             self._courses.read[place] = read.following, read.epoch
             self._uncommitted[place] = self._kept(place, read.following, read.epoch)
-        counts = {place: sum(read_header(each).record_count for each in made) for place, made in batches.items()}
-        if any(counts.values()):  # else the positions go with the next transaction, or at the next tick
-            self._target_ends |= await self._commit(target, batches)
+        batches: dict[TopicPartition, list[bytes]] = {}
+        for there, batch in (each for of_place in made.values() for each in of_place):
+            batches.setdefault(there, []).append(batch)
+        count = sum(read_header(batch).record_count for each in batches.values() for batch in each)
+        if count:  # else the positions go with the next transaction, or at the next tick
+            for (topic, partition), end in (await self._commit(target, batches)).items():
+                # Another mapping: marks have the one of before.
+                self._target_ends[topic] = {**self._target_ends[topic], partition: end}
         self.positions |= following
         for place, position in following.items():
             self._mark(place, position)
-        self.given[target] += sum(counts.values())
+        self.given[target] += count
 
     async def _commit(
         self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]]
@@ -435,11 +482,22 @@ class Distributor:
         self._uncommitted.clear()
         return ends
 
-    async def _copied(self, batch: memoryview, course: Course, from_offset: int) -> Copies:
-        header = self._tree.header.encode()
-        if len(batch) < ASIDE_BYTES:
-            return copies(batch, header, course, self.level, from_offset=from_offset)
-        return await asyncio.to_thread(copies, batch, header, course, self.level, from_offset=from_offset)
+    async def _copied(
+        self, batch: memoryview, course: Course, place: TopicPartition
+    ) -> list[tuple[TopicPartition, bytes]]:
+        """What is produced of a batch, with the partitions of the target. Raises BatchError."""
+        topic, partition = place
+
+        def made() -> tuple[Copies, dict[int, list[bytes]]]:
+            header = self._tree.header.encode()
+            found = copies(batch, header, course, self.level, from_offset=self.positions[place])
+            if topic in self.by_key:
+                return found, by_key(found.batches, partition, self.by_key[topic])
+            return found, {partition: found.batches}
+
+        found, there = made() if len(batch) < ASIDE_BYTES else await asyncio.to_thread(made)
+        self._note_refused(place, found)
+        return [((topic, number), each) for number, made_of in there.items() for each in made_of]
 
     def _note_refused(self, place: TopicPartition, made: Copies) -> None:
         for refused in made.refused:
@@ -496,9 +554,9 @@ class Distributor:
                 continue
             for place, term, _ in stretches:
                 marks = self._reports.get((place, term))
-                if marks is None or (below is not None and place not in below):
+                if marks is None or place[0] not in below:
                     continue
-                settled = marks.settled(None if below is None else below[place])
+                settled = marks.settled(below[place[0]])
                 if settled is not None:
                     self._courses.by_place[place] = self.courses[place].settle(term, settled)
                     changed.append(place)
@@ -506,30 +564,54 @@ class Distributor:
 
     async def _settled_below(
         self, leaf: str, stretches: Sequence[tuple[TopicPartition, Term, int | None]]
-    ) -> dict[TopicPartition, int] | None:
-        """Up to where all that a leaf holds is settled on its lower levels; None: it has none. Raises Waits."""
+    ) -> dict[str, Ends | None]:
+        """By topic: up to where all that a leaf's partitions hold is settled on its lower levels; None: it has none.
+
+        Topics, and partitions, of which its levels are not all at this version are left out: there may be one that this
+        cluster does not know of. This level of its own is one that would be seen then. Raises Waits.
+        """
         cluster = await self._leaves.reached(leaf)
-        ends = await cluster.log_ends({place for place, _, _ in stretches})
+        there = await cluster.topics_named({topic for (topic, _), _, _ in stretches})
+        ends = await _topic_ends(cluster, {name: range(len(each.partitions)) for name, each in there.items()})
         for place, term, end in stretches:
-            if place not in ends:
+            topic = place[0]
+            if topic not in ends:
                 continue
             if end is not None and (place, term) not in self._reports:
-                # An earlier distributor gave that: it was all in the leaf's log, before what this one finds its end.
+                # An earlier distributor gave that, to whichever partitions: it was all before what this one finds their
+                # ends.
                 self._reports[place, term] = Reports()
-                self._reports[place, term].given(end, ends[place])
+                self._reports[place, term].given(end, ends[topic])
             if (place, term) in self._reports:
-                self._reports[place, term].ends_at(ends[place])
+                self._reports[place, term].ends_at(ends[topic])
         levels = [above.level for above in self._tree.above(leaf) if above.level < self.level]
-        if not levels:
-            return None
-        groups = [courses_group(level) for level in levels]
+        groups = [courses_group(level) for level in (*levels, self.level)]
         found = await cluster.committed_offsets(groups)
-        below: dict[TopicPartition, int] = {}
-        for place in {place for place, _, _ in stretches}:
-            kept = [KeptCourse.of(found[each][place].metadata) for each in groups if place in found.get(each, {})]
-            if len(kept) == len(groups) and {each.version for each in kept} == {self._tree.version}:
-                below[place] = min(each.course.settled for each in kept)
+        below: dict[str, Ends | None] = {}
+        for topic, of_topic in ends.items():
+            settled: dict[int, int] = {}
+            for partition in of_topic:
+                at = topic, partition
+                kept = [KeptCourse.of(found[each][at].metadata) for each in groups if at in found.get(each, {})]
+                if len(kept) == len(groups) and all(map(self._is_this, kept)):
+                    settled[partition] = min((each.course.settled for each in kept[:-1]), default=0)
+            if levels:
+                below[topic] = settled
+            elif len(settled) == len(of_topic):
+                below[topic] = None
         return below
+
+
+async def _topic_ends(cluster: ClusterApi, topics: Mapping[str, Iterable[int]]) -> dict[str, Mapping[int, int]]:
+    """Where logs of another cluster end, by topic and partition. Raises BrokerUnavailable where one is not known."""
+    places = [(name, partition) for name, partitions in topics.items() for partition in partitions]
+    found = await cluster.log_ends(places)
+    ends: dict[str, dict[int, int]] = {name: {} for name in topics}
+    for name, partition in places:
+        if (name, partition) not in found:
+            raise BrokerUnavailable(f"where {name}-{partition} ends there is not known now")
+        ends[name][partition] = found[name, partition]
+    return dict(ends)
 
 
 @contextmanager

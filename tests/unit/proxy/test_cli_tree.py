@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.admin import RunningAdmin
+from support.fake_trees import context, members
 from typer.testing import CliRunner
 
 from isthmus.cli.root import app
@@ -33,8 +34,11 @@ def distributors(admin: RunningAdmin) -> dict[int, Any]:
     """Those that the proxy runs; it has the plugin."""
     running: dict[int, Any] = {}
     admin.call(admin.log.apply, RaiseLevel(TREES))
-    context: Any = SimpleNamespace(cluster_id="id-c1", control=admin.log)
-    admin.services.trees = Operations(context, lambda: running)
+    clusters = members(["c1", "c2", "c3"])
+    clusters["c2"].add_topic("t-1", 2)
+    clusters["c3"].add_topic("t-1", 3)
+    clusters["c1"].add_topic("t-1", 2)
+    admin.services.trees = Operations(context(clusters["c1"], clusters, admin.log), lambda: running)
     return running
 
 

@@ -17,17 +17,27 @@ TOPIC_ID = "0" * 32
 
 
 @settings(deadline=None)
-@given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31))
-def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int) -> None:
-    kept = KeptCourse(course, version, TOPIC_ID, read, epoch)
+@given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31), st.sampled_from(("", "0123abcd")))
+def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int, digest: str) -> None:
+    kept = KeptCourse(course, version, TOPIC_ID, read, epoch, digest)
     assert KeptCourse.of(kept.metadata()) == kept
 
 
 @settings(deadline=None)
-@given(TERMS, OFFSETS, st.integers(-1, 2**31))
-def test_what_was_given_reads_as_it_was_written(term: Term, position: int, epoch: int) -> None:
-    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch)
+@given(TERMS, OFFSETS, st.integers(-1, 2**31), OFFSETS, st.booleans())
+def test_what_was_given_reads_as_it_was_written(
+    term: Term, position: int, epoch: int, fill_until: int, spread: bool
+) -> None:
+    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch, fill_until, spread)
     assert KeptGiven.of(position, kept.metadata()) == kept
+    assert kept.fills == (position < fill_until)
+
+
+def test_what_a_proxy_of_before_has_written_is_read() -> None:
+    given = KeptGiven.of(5, '{"term":[1,0],"topic_id":"","epoch":3}')
+    assert (given.fill_until, given.spread) == (0, False)
+    course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
+    assert KeptCourse.of(course).digest == ""
 
 
 @pytest.mark.parametrize(
