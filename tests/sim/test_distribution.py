@@ -121,7 +121,8 @@ class Forest:
         self.changes = self.random.random() < 0.7
         self.cuts = random.Random(f"cuts {seed}").random() < 0.3
         self.sides: Any = self.drawn([f"c{number}" for number in range(self.random.randint(2, 6))])
-        self.versions: list[TreeDocument] = [self.next_version(())]
+        self.versions: list[TreeDocument] = []
+        self.versions.append(self.next_version(()))
         self.leaves: dict[str, Leaf] = {}
         self.former: dict[str, Leaf] = {}
         """Those that were taken out."""
@@ -208,7 +209,7 @@ class Forest:
                     if leaf.claims[level] != claim:
                         return
             course = begun(tree.version, to, 0, len(leaf.log) if fills else 0)
-        if leaf.claims[level] != claim:
+        if leaf.claims[level] != claim or not leaf.is_up:
             return
         course = leaf.commit(level, claim, tree.version, course)
         if level in leaf.read:
@@ -482,6 +483,9 @@ class Forest:
             self.sides = before
             return
         self.versions.append(self.next_version(()))
+        if name in self.former:
+            # It came back later than leases and open transactions of before can last.
+            self.zombies.clear()
         leaf = self.former.get(name)
         if leaf is None or leaf.is_lost or self.random.random() < 0.5:
             leaf = Leaf(name, self.document)

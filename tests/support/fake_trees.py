@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group, given_metadata
 from isthmus_plugins.distribution.positions import Course, Given, Stretch, Term
 from support.fake_cluster import FakeCluster
 
@@ -42,7 +42,7 @@ class Member(FakeCluster):
         by, version = document.added[self.name]
         kept = KeptGiven(Given(Term(version, 0), position), "", fill_until=fill_until)
         group = given_group(by, document.tree.level_between(by, self.name))
-        self.offsets.setdefault(group, {})[topic, 0] = CommittedOffset(position, kept.metadata())
+        self.offsets.setdefault(group, {})[topic, 0] = CommittedOffset(*given_metadata(0, {0: kept}))
 
 
 def members(names: Sequence[str]) -> dict[str, Member]:

@@ -9,12 +9,14 @@ what was given, at     ``__isthmus_tree_given_LEAF_LEVEL``  where the source's l
 the target
 =====================  ===================================  ==============================  ======================
 
-Both are for the partition of the topic's name and number, and JSON of at most :data:`METADATA_BYTES_MAX`.
+Both are for the partition of the topic's name and number, and JSON of at most :data:`METADATA_BYTES_MAX`. Where the
+target has fewer partitions, those that it lacks are kept beside others (:func:`given_at`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,25 +105,62 @@ class KeptGiven:
         """Whether the leaf does not have all that was there yet."""
         return self.given.position < self.fill_until
 
-    def metadata(self) -> str:
-        return _text(
-            {
-                "term": list(self.given.term),
-                "topic_id": self.topic_id,
-                "epoch": self.epoch,
-                "fill_until": self.fill_until,
-                "spread": self.spread,
-            }
-        )
 
-    @classmethod
-    def of(cls, position: int, metadata: str) -> KeptGiven:
-        """Raises PositionError: it is not one of these."""
-        with _Reading(metadata) as found:
-            version, number = found["term"]
-            given = Given(Term(int(version), int(number)), position)
-            more = int(found.get("fill_until", 0)), bool(found.get("spread"))
-            return cls(given, str(found["topic_id"]), int(found["epoch"]), *more)
+def given_at(partition: int, partitions: int) -> int:
+    """Where what was given of a partition is kept, if the target has so many: brokers keep none of others."""
+    return partition % partitions
+
+
+def given_metadata(partition: int, kept: Mapping[int, KeptGiven]) -> tuple[int, str]:
+    """The offset and metadata to commit at a partition of the target, which keeps what was given of these partitions.
+
+    All are of one topic of the source. Raises PositionError where they are too many.
+    """
+    own = kept.get(partition)
+    text = _text(
+        {
+            "topic_id": next(iter(kept.values())).topic_id,
+            "term": None if own is None else list(own.given.term),
+            "epoch": -1 if own is None else own.epoch,
+            "fill_until": 0 if own is None else own.fill_until,
+            "spread": own is not None and own.spread,
+            "others": [
+                [number, *each.given.term, each.given.position, each.epoch, each.fill_until, int(each.spread)]
+                for number, each in sorted(kept.items())
+                if number != partition
+            ],
+        }
+    )
+    if len(text.encode()) > METADATA_BYTES_MAX:
+        raise PositionError(
+            f"what was given of {len(kept)} partitions is to be kept at one of the target: give it more partitions"
+        )
+    return 0 if own is None else own.given.position, text
+
+
+def read_given(partition: int, offset: int, metadata: str) -> dict[int, KeptGiven]:
+    """By partition of the source: what is kept at one of the target. Raises PositionError: it is none of these."""
+    found: dict[int, KeptGiven] = {}
+    with _Reading(metadata) as read:
+        topic_id = str(read["topic_id"])
+        if read["term"] is not None:
+            version, number = read["term"]
+            more = int(read["epoch"]), int(read.get("fill_until", 0)), bool(read.get("spread"))
+            found[partition] = KeptGiven(Given(Term(int(version), int(number)), offset), topic_id, *more)
+        for other, version, number, position, epoch, fill_until, spread in read.get("others", ()):
+            given = Given(Term(int(version), int(number)), int(position))
+            found[int(other)] = KeptGiven(given, topic_id, int(epoch), int(fill_until), bool(spread))
+    return found
+
+
+def latest(kept: Iterable[tuple[int, KeptGiven]]) -> dict[int, KeptGiven]:
+    """The last of each partition: what was kept at another one, before the target had more, stands there still."""
+    found: dict[int, KeptGiven] = {}
+    for partition, each in kept:
+        known = found.get(partition)
+        if known is None or known.given < each.given:
+            found[partition] = each
+    return found
 
 
 def _text(value: dict[str, Any]) -> str:

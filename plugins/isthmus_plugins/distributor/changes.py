@@ -12,7 +12,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.kept import KeptCourse, courses_group, given_group, read_given
 from isthmus_plugins.distribution.positions import PositionError, needs, unsettled
 from isthmus_plugins.distribution.tree import Added
 from isthmus_plugins.distributor.leaves import Leaves
@@ -43,7 +43,12 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
     group = given_group(by, document.tree.level_between(by, leaf))
     found = (await cluster.committed_offsets([group], stable=True)).get(group, {})
     try:
-        kept = [KeptGiven.of(each.offset, each.metadata) for each in found.values()]
+        kept = [
+            given
+            for (topic, partition), each in found.items()
+            if is_distributed(document, topic)
+            for given in read_given(partition, each.offset, each.metadata).values()
+        ]
     except PositionError:
         return False
     since = [each for each in kept if each.given.term.version >= version]

@@ -35,7 +35,16 @@ from isthmus_plugins.cluster import (
 from isthmus_plugins.distribution.by_key import by_key
 from isthmus_plugins.distribution.copies import Copies, copies
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.kept import (
+    KeptCourse,
+    KeptGiven,
+    courses_group,
+    given_at,
+    given_group,
+    given_metadata,
+    latest,
+    read_given,
+)
 from isthmus_plugins.distribution.positions import Course, Ends, Given, PositionError, Reports, Term
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
@@ -93,7 +102,9 @@ class Distributor:
         self._courses = Courses(self._cluster, document, leaf, level)
         self._target: Transactions | None = None
         self._reads = Reads(self._cluster, self._lane)
-        self._uncommitted: dict[TopicPartition, CommittedOffset] = {}
+        self._given: dict[TopicPartition, KeptGiven] = {}
+        """What the target was given, as it keeps it, or will with the next transaction."""
+        self._uncommitted: set[TopicPartition] = set()
         self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
         self._target_ends: dict[str, Mapping[int, int]] = {}
         """By topic and partition: where the target's logs go on behind what they were given."""
@@ -107,6 +118,7 @@ class Distributor:
         self.ends: dict[TopicPartition, int] = {}
         self.left_out: dict[TopicPartition, Reason] = {}
         """Partitions that are not distributed."""
+        self._partitions: dict[str, int] = {}
         self.by_key: dict[str, int] = {}
         """Topics of which the target has another number of partitions, and that: messages go by their keys."""
         self.told: dict[TopicPartition, Reason] = {}
@@ -233,7 +245,7 @@ class Distributor:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
         cluster = await self._leaves.reached(leaf)
         await self._transactions(cluster).begin()
-        given = await self._given(cluster, leaf)
+        given = await self._given_to(cluster, leaf)
         for place in places:
             at = await self._said(given, place)
             if at is None:
@@ -249,17 +261,21 @@ class Distributor:
     def _group(self) -> str:
         return given_group(self._leaf, self.level)
 
-    async def _given(self, cluster: ClusterApi, leaf: str) -> dict[TopicPartition, KeptGiven | PositionError]:
+    async def _given_to(self, cluster: ClusterApi, leaf: str) -> dict[TopicPartition, KeptGiven | PositionError]:
         """What a leaf was given by this cluster at this level. Raises Waits."""
         found = await cluster.committed_offsets([self._group], stable=True)
         if self._group not in found:
             raise Waits(reasons.TARGET_UNREACHABLE, f"{leaf} does not say now what it was given")
         given: dict[TopicPartition, KeptGiven | PositionError] = {}
-        for place, committed in found[self._group].items():
+        kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
+        for (topic, partition), committed in found[self._group].items():
             try:
-                given[place] = KeptGiven.of(committed.offset, committed.metadata)
+                kept[topic] += read_given(partition, committed.offset, committed.metadata).items()
             except PositionError as error:
-                given[place] = error
+                given[topic, partition] = error
+        for topic, of_topic in kept.items():
+            for partition, each in latest(of_topic).items():
+                given.setdefault((topic, partition), each)
         return given
 
     async def _met(self, target: str, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
@@ -269,7 +285,8 @@ class Distributor:
             there = await self._topics_there(cluster, target, topics)
             self._target = self._transactions(cluster)
             await self._target.begin()
-            given = await self._given(cluster, target)
+            given = await self._given_to(cluster, target)
+        self._partitions = {name: len(topic.partitions) for name, topic in topics.items()}
         counts = {name: len(topic.partitions) for name, topic in there.items()}
         self._spread.clear()
         self.by_key = {name: count for name, count in counts.items() if count != len(topics[name].partitions)}
@@ -280,6 +297,11 @@ class Distributor:
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
                 )
         places = [each for each in places if each not in self.left_out]
+        self._given = {
+            place: each
+            for place, each in given.items()
+            if isinstance(each, KeptGiven) and each.topic_id == self._courses.topic_ids.get(place)
+        }
         found = await some_at_once(AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)
@@ -287,7 +309,7 @@ class Distributor:
         for place, position in positions.items():
             if fills and position == self.courses[place].current.start:
                 # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
-                self._uncommitted.setdefault(place, self._kept(place, position))
+                self._keep(place, position)
         names = {topic for topic, _ in positions}
         with _asking(target):
             self._target_ends = await _topic_ends(cluster, {name: range(counts[name]) for name in names})
@@ -348,7 +370,7 @@ class Distributor:
                 f"what a target that is away will be given",
             )
             position = start
-            self._uncommitted[place] = self._kept(place, position)
+            self._keep(place, position)
         return position
 
     async def _said(
@@ -377,12 +399,25 @@ class Distributor:
             raise found
         return found if found is not None and found.topic_id == self._courses.topic_ids[place] else None
 
-    def _kept(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> CommittedOffset:
+    def _keep(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> None:
+        """Have the target keep a position, with the next transaction."""
         course = self.courses[place]
         given = Given(course.current.term, position)
         topic_id, spread = self._courses.topic_ids[place], place in self._spread
-        kept = KeptGiven(given, topic_id, epoch, course.fill_until, spread)
-        return CommittedOffset(position, kept.metadata())
+        self._given[place] = KeptGiven(given, topic_id, epoch, course.fill_until, spread)
+        self._uncommitted.add(place)
+
+    def _to_commit(self) -> dict[TopicPartition, CommittedOffset]:
+        """What is not committed yet, beside what is kept at the same partitions. Raises PositionError."""
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        for topic, partition in self._uncommitted:
+            ours, theirs = self._partitions[topic], self.by_key.get(topic, self._partitions[topic])
+            at = given_at(partition, theirs)
+            if (topic, at) not in offsets:
+                together = {each: (topic, each) for each in range(at, ours, theirs)}
+                known = {each: self._given[place] for each, place in together.items() if place in self._given}
+                offsets[topic, at] = CommittedOffset(*given_metadata(at, known))
+        return offsets
 
     async def _cut_where_read(self, place: TopicPartition) -> None:
         read = self._courses.read.get(place)
@@ -453,16 +488,16 @@ class Distributor:
                 # Nothing behind it is given, or it would be left out for good.
                 self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
                 made.pop(place, None)
-                self._uncommitted.pop(place, None)
+                self._uncommitted.discard(place)
                 following.pop(place, None)
                 continue
             following[place] = read.following
             self._courses.read[place] = read.following, read.epoch
-            self._uncommitted[place] = self._kept(place, read.following, read.epoch)
+            self._keep(place, read.following, read.epoch)
         batches: dict[TopicPartition, list[bytes]] = {}
-        for there, batch in (each for of_place in made.values() for each in of_place):
-            batches.setdefault(there, []).append(batch)
-        count = sum(read_header(batch).record_count for each in batches.values() for batch in each)
+        for there, copy in (each for of_place in made.values() for each in of_place):
+            batches.setdefault(there, []).append(copy)
+        count = sum(read_header(copy).record_count for each in batches.values() for copy in each)
         if count:  # else the positions go with the next transaction, or at the next tick
             for (topic, partition), end in (await self._commit(target, batches)).items():
                 # Another mapping: marks have the one of before.
@@ -477,8 +512,9 @@ class Distributor:
     ) -> Mapping[TopicPartition, int]:
         """Give batches, with all positions that are not committed yet. Raises Waits, ProducerFenced."""
         assert self._target is not None
+        check_lease(self._context)  # what was paused gives nothing to a cluster that has left since, and come back
         with _asking(target):
-            ends = await self._target.commit(batches, self._group, self._uncommitted)
+            ends = await self._target.commit(batches, self._group, self._to_commit())
         self._uncommitted.clear()
         return ends
 
@@ -525,7 +561,7 @@ class Distributor:
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():
             if place not in self._uncommitted and place not in self.left_out:
-                self._uncommitted[place] = self._kept(place, position, self._courses.read.get(place, NOT_READ)[1])
+                self._keep(place, position, self._courses.read.get(place, NOT_READ)[1])
 
     async def _look(self, target: str) -> object:
         """What topics there are, and with how many partitions, at both clusters; and who leads them here."""

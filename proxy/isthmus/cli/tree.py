@@ -254,7 +254,7 @@ def leave(
     dry run exits with 1 where it would be refused.
     """
     with Admin(url, output) as admin:
-        left = admin.delete(f"/v1/tree?dry_run={str(dry_run).lower()}&give_up={str(give_up).lower()}")
+        left = admin.delete("/v1/tree", dry_run=dry_run, give_up=give_up)
     show(left, output, _left)
     raise typer.Exit(Exit.FAILED if dry_run and left["lacking"] and not give_up else Exit.OK)
 
