@@ -32,6 +32,8 @@ class ChooseTargetRequest(_Model):
     """None: as the document says."""
     give_up: bool = False
     """If the leaf that it writes to does not answer, give again what is not known to be on all clusters of its side."""
+    dry_run: bool = False
+    """Say what it comes to, and change nothing."""
 
 
 class PlannedDistributor(_Model):

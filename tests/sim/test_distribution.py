@@ -576,7 +576,13 @@ class Forest:
                 assert not exact or counted.total() == len(counted), (name, counted.most_common(3))
 
 
-@pytest.mark.parametrize("seed", [*seeds(SEEDS), pytest.param(520, id="handed-over-where-another-one-has-given")])
+NAMED = [
+    pytest.param(520, id="handed-over-where-another-one-has-given"),
+    pytest.param(517, id="a-target-that-lost-its-end-and-got-more"),
+]
+
+
+@pytest.mark.parametrize("seed", [*seeds(SEEDS), *NAMED])
 def test_every_message_is_on_every_leaf(seed: int) -> None:
     forest = Forest(seed)
     forest.happen()

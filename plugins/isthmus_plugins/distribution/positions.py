@@ -183,6 +183,7 @@ class Reports:
 
     def given(self, position: int, target_ends: Ends) -> None:
         """What stands before ``position`` is in the target's logs, before ``target_ends``."""
+        self.ends_at(target_ends)
         if self._marks and self._marks[-1] == (position, target_ends):
             return
         self._marks.append((position, target_ends))

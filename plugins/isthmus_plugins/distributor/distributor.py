@@ -141,14 +141,13 @@ class Distributor:
 
     @property
     def fill(self) -> tuple[int, int]:
-        """Of what a new leaf is filled with: offsets that are left to be given, and of how many."""
+        """Of what a new leaf is filled with: offsets that are left to be given, and of how many; (0, 0): it has all."""
         left = total = 0
-        for place, position in self.positions.items():
-            course = self.courses.get(place)
-            if course is not None and course.fills:
-                start = course.current.start
-                left += max(course.fill_until - max(position, start), 0)
-                total += course.fill_until - start
+        if any(course.fills for course in self.courses.values()):
+            for place, course in self.courses.items():
+                start, end = course.current.start, course.fill_until
+                left += max(end - max(self.positions.get(place, course.settled), start), 0)
+                total += max(end - start, 0)
         return left, total
 
     async def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from isthmus_control.codec import canonical_json
@@ -60,7 +61,9 @@ class Operations:
 
     def status(self) -> TreeStatus:
         """The tree of this cluster, and its distributors as this proxy knows them."""
-        known = self._known()
+        return self._status_of(self._known())
+
+    def _status_of(self, known: DistributionTree) -> TreeStatus:
         document = document_of(known)
         return TreeStatus(
             plan=self._plan(document, known.leaf),
@@ -141,8 +144,13 @@ class Operations:
             for problem in wrong_targets(document.tree, chosen):
                 raise OperationError("INVALID", problem, 422)
             await self._check_filled(document, known.leaf, request.leaf)
-        await self._append(ChooseTarget(known.version, level, request.leaf, request.give_up))
-        return self.status()
+        if not request.dry_run:
+            await self._append(ChooseTarget(known.version, level, request.leaf, request.give_up))
+            return self.status()
+        if level not in known.levels:
+            raise OperationError("NOT_FOUND", f"{cluster} has no level {level} in its tree", 404)
+        chosen = {each: leaf for each, leaf in known.chosen.items() if each != level}
+        return self._status_of(replace(known, chosen=chosen | ({} if request.leaf is None else {level: request.leaf})))
 
     async def _check_filled(self, document: TreeDocument, own: str, leaf: str) -> None:
         """Raises OperationError where a leaf is no target, as it does not have all."""

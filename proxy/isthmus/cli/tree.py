@@ -207,6 +207,7 @@ def _cells(partition: dict[str, Any]) -> tuple[Any, ...]:
 
 @app.command(
     epilog=example(
+        "isthmus tree target cluster-1 8 cluster-4 --dry-run",
         "isthmus tree target cluster-1 8 cluster-4",
         "isthmus tree target cluster-1 8 cluster-4 --give-up",
         "isthmus tree target cluster-1 8",
@@ -226,6 +227,9 @@ def target(
             help="The target of before is lost: give again what is not known to be on all clusters of its side.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print where it would write and what it would give again.")
+    ] = False,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -235,8 +239,17 @@ def target(
     """
     with Admin(url, output) as admin:
         path = f"/v1/tree/clusters/{quote(cluster, safe='')}/levels/{level}/target"
-        found = admin.put(path, {"leaf": leaf, "give_up": give_up})
-    show(found, output, lambda each: _shown(each, everything=False))
+        found = admin.put(path, {"leaf": leaf, "give_up": give_up, "dry_run": dry_run})
+    show(found, output, lambda each: _would_write(each, level, give_up) if dry_run else _shown(each, everything=False))
+
+
+def _would_write(found: dict[str, Any], level: int, give_up: bool) -> Iterator[str]:
+    (status,) = (each for each in found["distributors"] if each["level"] == level)
+    yield f"level {level} would write to {status['target']}"
+    if give_up:
+        known = [each for each in status["partitions"] if each["position"] is not None]
+        again = sum(each["position"] - (each["settled"] or 0) for each in known)
+        yield f"{again} offsets would be given again, if the target of before does not answer: they are not settled"
 
 
 @app.command(epilog=example("isthmus tree leave --dry-run", "isthmus tree leave") + EXIT_CODES)

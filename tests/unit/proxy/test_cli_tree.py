@@ -115,6 +115,12 @@ def test_a_tree_is_applied_shown_and_left(admin: RunningAdmin, distributors: dic
         "8 t-2-0 - 3 - c2 has no topic t-2",
     ]
     assert "8 t-1-0 5 3 3 -" in lines(run(admin, "show", "--all"), 1)
+    assert lines(run(admin, "target", "c1", "8", "c3", "--give-up", "--dry-run")) == [
+        "level 8 would write to c3",
+        "2 offsets would be given again, if the target of before does not answer: they are not settled",
+    ]
+    assert admin.log.state.tree is not None
+    assert admin.log.state.tree.chosen == {}
     chosen = lines(run(admin, "target", "c1", "8", "c3", "--give-up"))
     assert "8 c3 proxy-1 Distributing 9 3 1 2 -" in chosen
     assert admin.log.state.tree is not None
