@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, ProducerFenced, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group, given_metadata
 from isthmus_plugins.distribution.positions import Course, Given, Stretch, Term
 from support.fake_cluster import FakeCluster
+
+
+class OffsetTransactions:
+    """A producer of one transactional id that commits offsets alone."""
+
+    def __init__(self, cluster: Member, transactional_id: str) -> None:
+        self._cluster = cluster
+        self._id = transactional_id
+        self._epoch = 0
+
+    async def begin(self) -> None:
+        self._cluster.epochs[self._id] += 1
+        self._epoch = self._cluster.epochs[self._id]
+
+    async def commit(
+        self,
+        batches: Mapping[TopicPartition, Sequence[bytes]],
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> Mapping[TopicPartition, int]:
+        assert not batches
+        if self._cluster.epochs[self._id] != self._epoch:
+            raise ProducerFenced(self._id)
+        self._cluster.offsets.setdefault(group, {}).update(offsets)
+        return {}
 
 
 class Member(FakeCluster):
@@ -22,6 +48,10 @@ class Member(FakeCluster):
         self.name = name
         self.cluster_id = f"id-{name}"
         self.is_up = True
+        self.epochs: Counter[str] = Counter()
+
+    def transactions(self, transactional_id: str) -> OffsetTransactions:
+        return OffsetTransactions(self, transactional_id)
 
     async def close(self) -> None:
         """Nothing is open."""

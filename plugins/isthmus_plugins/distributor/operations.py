@@ -149,8 +149,10 @@ class Operations:
             return self.status()
         if level not in known.levels:
             raise OperationError("NOT_FOUND", f"{cluster} has no level {level} in its tree", 404)
-        chosen = {each: leaf for each, leaf in known.chosen.items() if each != level}
-        return self._status_of(replace(known, chosen=chosen | ({} if request.leaf is None else {level: request.leaf})))
+        after = {each: leaf for each, leaf in known.chosen.items() if each != level}
+        if request.leaf is not None:
+            after[level] = request.leaf
+        return self._status_of(replace(known, chosen=after))
 
     async def _check_filled(self, document: TreeDocument, own: str, leaf: str) -> None:
         """Raises OperationError where a leaf is no target, as it does not have all."""
