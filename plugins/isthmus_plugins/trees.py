@@ -20,6 +20,9 @@ class ApplyTreeRequest(_Model):
     document: str = Field(max_length=256 * 1024)
     dry_run: bool = False
     """Say what it comes to, and change nothing."""
+    give_up: bool = False
+    """The clusters that it takes out are lost, with what they have passed on to nobody; what they were given and is not
+    known to be on all clusters of their side is given again."""
 
 
 class ChooseTargetRequest(_Model):
@@ -29,6 +32,8 @@ class ChooseTargetRequest(_Model):
     """None: as the document says."""
     give_up: bool = False
     """If the leaf that it writes to does not answer, give again what is not known to be on all clusters of its side."""
+    dry_run: bool = False
+    """Say what it comes to, and change nothing."""
 
 
 class PlannedDistributor(_Model):
@@ -62,13 +67,49 @@ class TreePlan(_Model):
     """For people."""
 
 
+class ComparedTopic(_Model):
+    """A topic of the tree that this cluster lacks, or that other clusters have with another number of partitions."""
+
+    topic: str
+    partitions: int
+    """Here, or that it is made with."""
+    elsewhere: dict[str, int]
+    """By cluster: another number of partitions. Messages go by their keys between it and this cluster."""
+    like: str | None = None
+    """It is made, or would be, as that cluster has it. None: it is here."""
+    replication_factor: int | None = None
+    settings: dict[str, str] = {}
+    """Its own, that it is made with."""
+    settings_refused: dict[str, str] = {}
+    """Those that the brokers here refuse, and what they say: it is made without."""
+    reason: str | None = None
+    """Why it is not made."""
+
+
 class AppliedTree(_Model):
     """What was applied, or would be."""
 
     before: int | None
     """The version that this cluster had."""
     dry_run: bool
+    added: dict[str, str]
+    """Clusters that are new, each with the one that fills it: with all that it has, from retention on."""
+    removed: list[str]
+    """Clusters that are taken out."""
+    blocked: list[str]
+    """Why it cannot be applied yet; only a dry run says so, else it is refused."""
+    topics: list[ComparedTopic]
+    not_compared: dict[str, str]
+    """Clusters that do not say which topics they have, and why."""
     plan: TreePlan
+
+
+class LeftTree(_Model):
+    """What was left, or would be."""
+
+    dry_run: bool
+    lacking: list[str]
+    """What of this cluster is not known to be on all others."""
 
 
 class DistributedPartition(_Model):
@@ -82,6 +123,10 @@ class DistributedPartition(_Model):
     """Everything before it is on all clusters of the target's side."""
     lag: int | None = None
     """Offsets of committed records that the target was not given yet."""
+    target_partitions: int | None = None
+    """The topic has another number of partitions at the target, and messages go by their keys. None: it has as many."""
+    fill_until: int | None = None
+    """The target is new: it gets all before this offset, whatever its flags. None: it has it."""
     reason_code: str | None = None
     reason: str | None = None
     """Why it is not distributed, or what of it is not."""
@@ -92,8 +137,9 @@ class DistributorStatus(PlannedDistributor):
 
     proxy: str | None
     """Which one runs it; None: none has claimed it."""
-    state: Literal["Distributing", "Waiting", "Elsewhere", "Unclaimed"]
-    """``Elsewhere``: another proxy runs it, which knows the rest."""
+    state: Literal["Distributing", "Filling", "Waiting", "Elsewhere", "Unclaimed"]
+    """``Filling``: the target is new, and gets what is there; ``Elsewhere``: another proxy runs it, which knows the
+    rest."""
     reason_code: str | None = None
     reason: str | None = None
     """What it waits for."""
@@ -103,6 +149,10 @@ class DistributorStatus(PlannedDistributor):
     """Messages that stay here, since their flags cannot be read, since this proxy runs it."""
     lost: int = 0
     """Offsets that retention took before they were given, since this proxy runs it."""
+    fill_left: int = 0
+    """Offsets that a target that is new is to get yet of what was there when it came."""
+    fill_total: int = 0
+    """Of so many, in partitions that are not filled."""
     partitions: list[DistributedPartition] = []
 
 
@@ -125,8 +175,11 @@ class TreeOperations(Protocol):
     async def choose_target(self, cluster: str, level: int, request: ChooseTargetRequest) -> TreeStatus:
         """Have the distributor of a level write to another leaf. ``cluster``: what this one is called."""
 
-    async def leave(self) -> None:
-        """Distribute nothing from here any more."""
+    async def leave(self, dry_run: bool, give_up: bool) -> LeftTree:
+        """Distribute nothing from here any more. ``give_up``: also if others lack what is here."""
+
+    def document(self) -> dict[str, Any]:
+        """The tree's document, with all that it was applied without."""
 
 
 def plan_of(plan: dict[str, Any], **more: Any) -> TreePlan:

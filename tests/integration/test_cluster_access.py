@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 import uvloop
@@ -11,6 +11,7 @@ from support.kafka import unique
 
 from isthmus.cluster_access import ClusterAccess, FetchOverConnection
 from isthmus.errors import OurBug
+from isthmus.kafka import transactional_producer
 from isthmus.kafka.client import LATEST, ClusterClient
 from isthmus.kafka.results import TopicPartition
 from isthmus_bench.kafka import KafkaCluster
@@ -100,8 +101,11 @@ def test_only_changes_are_answered_in_a_fetch_session(kafka_of_each_version: Kaf
     on_cluster(kafka_of_each_version, test)
 
 
-def test_a_transaction_has_batches_and_offsets_or_neither(kafka_of_each_version: KafkaCluster) -> None:
+def test_a_transaction_has_batches_and_offsets_or_neither(
+    kafka_of_each_version: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever begins with a transactional id has what was open before aborted, and who had it is told."""
+    monkeypatch.setattr(transactional_producer, "OFFSETS_AT_ONCE", 2)
 
     async def test(access: ClusterAccess, topic: str, topic_id: bytes) -> None:
         group = unique("positions-")
@@ -112,14 +116,17 @@ def test_a_transaction_has_batches_and_offsets_or_neither(kafka_of_each_version:
             ends = await first.commit(batches, group, {(topic, 0): CommittedOffset(number, f"term {number}")})
             assert ends == ({(topic, 0): 7 * number - 1, (topic, 1): 4 * number - 1} if number < 3 else {})
 
-        async def committed() -> CommittedOffset:
+        async def all_committed() -> Mapping[tuple[str, int], CommittedOffset]:
             """Groups whose last transaction is being completed are left out."""
             async with asyncio.timeout(10):
                 while True:
                     found = await access.committed_offsets([group], stable=True)
                     if group in found:
-                        return found[group][topic, 0]
+                        return found[group]
                     await asyncio.sleep(0.01)
+
+        async def committed() -> CommittedOffset:
+            return (await all_committed())[topic, 0]
 
         assert await committed() == CommittedOffset(3, "term 3")
         assert [await access.last_stable_offset(topic, index) for index in (0, 1)] == [14, 8]  # a marker each time
@@ -129,8 +136,9 @@ def test_a_transaction_has_batches_and_offsets_or_neither(kafka_of_each_version:
         with pytest.raises(OurBug, match="begin first"):
             await first.commit({}, group, {(topic, 0): CommittedOffset(4, "in doubt")})
         assert await committed() == CommittedOffset(3, "term 3")
-        ends = await second.commit({(topic, 0): [plain()]}, group, {(topic, 0): CommittedOffset(7, "")})
+        many = {(topic, partition): CommittedOffset(7, "") for partition in range(3)}  # more than one request has
+        ends = await second.commit({(topic, 0): [plain()]}, group, many)
         assert ends == {(topic, 0): 17}, "nothing of the one that was fenced is there"
-        assert await committed() == CommittedOffset(7, "")
+        assert await all_committed() == many
 
     on_cluster(kafka_of_each_version, test)

@@ -17,12 +17,12 @@ from isthmus_bench.demo.disaster import MEASURED, WRITTEN_MIN
 pytestmark = pytest.mark.brokers
 
 
-def told(directory: Path, *options: str) -> dict[str, Any]:
+def run(directory: Path, *options: str) -> dict[str, Any]:
     """What the demo says at its end. It leaves nothing behind."""
     temporary = directory / "tmp"
     temporary.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "isthmus", "demo", "--records", "3000", "-o", "json", "--no-report", *options],
+        [sys.executable, "-m", "isthmus", "demo", "-o", "json", *options],
         cwd=directory,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
@@ -35,6 +35,12 @@ def told(directory: Path, *options: str) -> dict[str, Any]:
     assert {each.name for each in directory.iterdir()} <= {"tmp", ".hypothesis"}, "it leaves something behind"
     assert not list(temporary.glob("isthmus-*")), "it leaves something behind"
     found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def told(directory: Path, *options: str) -> dict[str, Any]:
+    """The same of a demo of a link."""
+    found = run(directory, "--records", "3000", "--no-report", *options)
     assert (found["equal"], found["write_refused"], found["records_consumed"]) == (True, True, 3_000)
     assert found["report"] is None
     return found
@@ -57,3 +63,17 @@ def test_an_application_is_moved_there_and_back(tmp_path: Path) -> None:
     reversal = found["reversal"]
     assert (found["failover"], reversal["lost"], reversal["doubled"], len(reversal["gaps_ms"])) == (None, 0, 0, 2)
     assert reversal["acked"] >= 2 * MEASURED + 4 * reversals.WRITTEN_MIN
+
+
+@pytest.mark.one_in_ci("stories", of="the first steps of a user")
+def test_every_message_gets_to_every_cluster_of_a_tree(tmp_path: Path) -> None:
+    found = run(tmp_path, "--tree", "--records", "500")
+    assert (found["records"], found["lost"], found["doubled"], found["killed"]) == (1_500, 0, 0, "proxy-1")
+    ways = {
+        (each["origin"], each["cluster"]): (each["way"], each["messages"], each["times"]) for each in found["copies"]
+    }
+    assert len(ways) == len(found["copies"]) == 9
+    assert {(messages, times) for _, messages, times in ways.values()} == {(500, "1")}
+    assert ways["cluster-2", "cluster-1"][0] == "cluster-2 > level 4 > cluster-1"
+    assert ways["cluster-3", "cluster-2"][0] == "cluster-3 > level 8 > cluster-1 > level 4 > cluster-2"
+    assert ways["cluster-3", "cluster-3"][0] == "cluster-3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
+from isthmus_plugins.distribution.by_key import partition_of
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
@@ -32,9 +34,9 @@ def two(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> Iterat
         yield both
 
 
-def produce(clusters: Distributing, name: str, topic: str, first: int, count: int) -> list[bytes]:
+def produce(clusters: Distributing, name: str, topic: str, first: int, count: int, padding: bytes = b"") -> list[bytes]:
     """Messages of a cluster, over its partitions in turn; what they hold, which no others do."""
-    values = [b"%s %d" % (name.encode(), first + number) for number in range(count)]
+    values = [b"%s %d%s" % (name.encode(), first + number, padding) for number in range(count)]
     producer = clusters.sides[name].producer()
     for number, value in enumerate(values):
         headers = [("kept", b"as it is"), ("kept", None)]
@@ -145,6 +147,151 @@ def test_every_message_gets_to_both_clusters_once(two: Distributing) -> None:
     check_once(two.wait_values(small, 1, kept), kept)
     with pytest.raises(ProxyFailed, match=r"version 3 cannot follow 1|write `version: 2`"):
         one.proxy.cli("tree", "apply", str(two.document(["one", "other"], version=3)))
+
+
+@pytest.mark.one_in_ci("stories", of="a tree that changes")
+def test_a_cluster_comes_and_another_one_goes(
+    kafka_pair: tuple[KafkaCluster, KafkaCluster], shared_kafka: Clusters, tmp_path: Path
+) -> None:
+    """Two clusters become three. The proxy that fills the new one is killed; then its cluster is taken out."""
+    clusters = dict(zip(("one", "other", "third"), (*kafka_pair, shared_kafka(role="third")), strict=True))
+    proxies = {name: [whole(kafka, **PLUGINS)] for name, kafka in clusters.items()}
+    with distributing(clusters, proxies, tmp_path) as three:
+        third = three.sides.pop("third")
+        one, other = three.sides.values()
+        topic = three.create_topic(PARTITIONS)
+        three.apply(three.document(["one", "other"]))
+        three.wait_distributing()
+        expected = produce(three, "one", topic, 0, 3_000, b"x" * 1_000)
+        expected += produce(three, "other", topic, 0, 3_000, b"x" * 1_000)
+        three.wait_values(topic, PARTITIONS, expected)
+        with Wire(clusters["other"].bootstrap_servers) as wire:
+            assert delete_records(wire, topic, 10) == (0, 10)
+        gone = {each.value for each in one.read(topic, direct=True)} - {
+            each.value for each in other.read(topic, direct=True)
+        }
+        assert len(gone) == 10
+
+        three.sides["third"] = third
+        file = three.document(["one", ["other", "third"]], version=2)
+        tried = one.proxy.cli("tree", "apply", str(file), "--dry-run")
+        assert (tried["added"], tried["removed"], tried["blocked"]) == ({"third": "other"}, [], [])
+        for side in (one, other):
+            side.proxy.cli("tree", "apply", str(file))
+        with pytest.raises(ProxyFailed, match="isthmus tree document"):
+            third.proxy.cli("tree", "apply", str(file))
+        told = tmp_path / "told.yaml"
+        told.write_text(json.dumps(other.proxy.cli("tree", "document")))
+        expected += produce(three, "one", topic, 10_000, 100)
+        (made,) = third.proxy.cli("tree", "apply", str(told))["topics"]
+        assert (made["topic"], made["like"], made["partitions"]) == (topic, "one", PARTITIONS)
+        until("it is being filled", lambda: any(third.end(topic, partition) for partition in range(PARTITIONS)))
+        other.proxy.kill()
+        other.proxy.start()
+        for name in three.sides:
+            expected += produce(three, name, topic, 20_000, 100)
+        three.wait_distributing()
+        everywhere = [each for each in expected if each not in gone]
+        found = three.wait_values(topic, PARTITIONS, everywhere)
+        assert Counter(each.value for reads in found["third"] for each in reads) == Counter(everywhere)
+        for reads in found["third"]:
+            filled = {flags(each) for each in reads if each.value.endswith(b"x")}
+            assert filled == {2**63 - 1}
+        for name in ("one", "other"):
+            assert {each.value for reads in found[name] for each in reads} >= {*everywhere}
+            assert sum(map(len, found[name])) == len(expected) - (len(gone) if name == "other" else 0)
+
+        # It has all: so it may be a target, and the one that has filled it may go.
+        one.proxy.cli("tree", "target", "one", "4", "third")
+        for name in three.sides:
+            expected += produce(three, name, topic, 30_000, 100)
+        everywhere = [each for each in expected if each not in gone]
+        three.wait_values(topic, PARTITIONS, everywhere)
+        del three.sides["other"]
+        file = three.document(["one", "third"], version=3)
+
+        def blocked() -> list[str]:
+            found: list[str] = one.proxy.cli("tree", "apply", str(file), "--dry-run", check=False)["blocked"]
+            return found
+
+        until("nobody lacks what it has", lambda: not blocked())
+        three.apply(file)
+        assert other.proxy.cli("tree", "leave")["lacking"] == []
+        expected += produce(three, "one", topic, 40_000, 100) + produce(three, "third", topic, 40_000, 100)
+        everywhere = [each for each in expected if each not in gone]
+        found = three.wait_values(topic, PARTITIONS, everywhere)
+        assert Counter(each.value for reads in found["third"] for each in reads) == Counter(everywhere)
+        assert Counter(each.value for reads in found["one"] for each in reads) == Counter(expected)
+        three.wait_settled(topic)
+
+
+@pytest.mark.one_in_ci("stories", of="a tree that changes")
+def test_messages_go_by_their_keys_where_partition_counts_differ(two: Distributing) -> None:
+    """Two partitions at one cluster and three at the other, then as many; proxies are killed on the way."""
+    one, other = two.sides.values()
+    topic = unique(two.prefix)
+    one.create_topic(topic, 2)
+    other.create_topic(topic, 3)
+    applied = one.proxy.cli("tree", "apply", str(two.document(["one", "other"])), "--dry-run")
+    assert [(each["topic"], each["elsewhere"]) for each in applied["topics"]] == [(topic, {"other": 3})]
+    two.apply(two.document(["one", "other"]))
+    two.wait_distributing()
+    assert {each["target_partitions"] for each in two.levels("one")[4]["partitions"]} == {3}
+    expected: list[bytes] = []
+    for number, side in enumerate((one, other)):
+        expected += produce(two, "one", topic, 1_000 * number, 300) + produce(two, "other", topic, 1_000 * number, 300)
+        side.proxy.kill()
+        side.proxy.start()
+    with_none = [b"none %d" % number for number in range(30)]
+    producer = other.producer()
+    for number, value in enumerate(with_none):
+        producer.produce(topic, value, partition=number % 3)
+    assert producer.flush(30) == 0
+    expected += with_none
+
+    def logs() -> dict[str, list[list[Read]]] | None:
+        found = {
+            name: [side.read(topic, each, direct=True, isolation="read_committed") for each in range(count)]
+            for name, side, count in (("one", one, 2), ("other", other, 3))
+        }
+        values = [{each.value for reads in logs for each in reads} for logs in found.values()]
+        return found if all({*expected} <= each for each in values) else None
+
+    found = until("every message is on both clusters", logs, interval_s=0.3)
+    origin = {"one": found["one"], "other": found["other"]}
+    for name, count in (("one", 2), ("other", 3)):
+        counted = Counter(each.value for reads in found[name] for each in reads)
+        assert counted == Counter(expected)
+        came = [(partition, each) for partition, reads in enumerate(found[name]) for each in reads if flags(each)]
+        there = {
+            each.value: number
+            for number, reads in enumerate(origin["other" if name == "one" else "one"])
+            for each in reads
+        }
+        assert {partition_of(each.key, there[each.value], count) - partition for partition, each in came} == {0}
+        assert all(("kept", b"as it is") in each.headers for _, each in came if each.key is not None)
+    until("everything is settled", lambda: settled(two, topic))
+    one.add_partitions(topic, 3)
+
+    def as_many() -> bool:
+        partitions = two.levels("one")[4]["partitions"]
+        return [each["target_partitions"] for each in partitions] == [None] * 3
+
+    until("both have as many", as_many)
+    expected += produce(two, "one", topic, 5_000, 100) + produce(two, "other", topic, 5_000, 100)
+    two.wait_values(topic, 3, expected)
+    two.wait_settled(topic)
+
+
+def settled(clusters: Distributing, topic: str) -> bool:
+    """Whether everything in a topic was given, and is settled, whatever its partitions."""
+    return all(
+        (each["lag"], each["settled"]) == (0, side.end(topic, each["partition"], "read_committed"))
+        for name, side in clusters.sides.items()
+        for status in clusters.levels(name).values()
+        for each in status["partitions"]
+        if each["topic"] == topic
+    )
 
 
 BALANCED = {"level": 3, "sides": [{"level": 1, "sides": ["c1", "c2"]}, {"level": 1, "sides": ["c3", "c4"]}]}
@@ -296,10 +443,10 @@ def test_a_log_that_lost_its_end_or_its_beginning_is_gone_on_with(
         one.create_topic(more)
         values = one_by_one(one, more, [b"more"])
         until("the other one lacks it", lambda: reason(two, "one", more) == "TOPIC_MISSING")
-        two.sides["other"].create_topic(more, 2)
-        until("the other one has two partitions", lambda: reason(two, "one", more) == "PARTITIONS_DIFFER")
-        one.add_partitions(more, 2)
-        two.wait_values(more, 2, values)
+        # Whoever applies the tree again makes it there.
+        (made,) = two.sides["other"].proxy.cli("tree", "apply", str(two.document(["one", "other"])))["topics"]
+        assert (made["topic"], made["partitions"], made["like"]) == (more, 1, "one")
+        two.wait_values(more, 1, values)
 
 
 def reason(clusters: Distributing, name: str, topic: str) -> str | None:

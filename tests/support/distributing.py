@@ -27,7 +27,7 @@ class Distributing:
         self._directory = directory
 
     def document(self, tree: Any, version: int = 1, **more: Any) -> Path:
-        """A file with a version of the tree."""
+        """A file with a version of the tree, of all clusters that are in it now."""
         clusters = {
             name: {"cluster_id": side.kafka.cluster_id, "bootstrap_servers": side.kafka.bootstrap_servers}
             for name, side in self.sides.items()
@@ -135,5 +135,5 @@ def distributing(
             for side in sides.values():
                 for proxy in side.proxies:
                     if proxy.running:
-                        proxy.cli("tree", "leave", check=False)
+                        proxy.cli("tree", "leave", "--give-up", check=False)
                         break

@@ -62,7 +62,7 @@ class FakeGroups:
         return self.offsets.keys() | self.subscriptions.keys()
 
     async def committed_offsets(
-        self, groups: Collection[str]
+        self, groups: Collection[str], stable: bool = False
     ) -> Mapping[str, Mapping[TopicPartition, CommittedOffset]]:
         await self._coordinate()
         return {group: dict(self.offsets.get(group, {})) for group in groups}

@@ -2,6 +2,7 @@
 
 ``command`` is the command line, ``story`` tells it, ``disaster`` is its second half (synchronous, kill, failover), or
 ``reversal``,
+``tree`` is the one with ``--tree``: three clusters that all take writes.
 ``clients`` are the producers and consumers, ``report`` has Spark look at their traffic, ``telling`` prints.
 """
 

@@ -16,11 +16,14 @@ import typer
 from isthmus.cli.output import CliError, Exit, Output, OutputOption, example
 from isthmus_bench.demo.story import Demo
 from isthmus_bench.demo.telling import Telling
+from isthmus_bench.demo.tree import TreeDemo
 from isthmus_bench.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster
 from isthmus_bench.kafka.jars import cache_directory
 from isthmus_bench.proxies import ProxyFailed
 
 DEFAULT_REPORT: Final = Path("demo-report.html")
+RECORDS: Final = 100_000
+TREE_RECORDS: Final = 2_000
 KEPT: Final = "demo"
 """The folder in the cache where a demo that is kept lives."""
 
@@ -28,10 +31,15 @@ demo_app: Final = typer.Typer(rich_markup_mode=None)
 
 
 @demo_app.command(
-    epilog=example("isthmus demo", "isthmus demo --reverse", "isthmus demo --keep", "isthmus demo --stop")
+    epilog=example(
+        "isthmus demo", "isthmus demo --reverse", "isthmus demo --tree", "isthmus demo --keep", "isthmus demo --stop"
+    )
 )
 def demo(
-    records: Annotated[int, typer.Option("--records", min=1, help="How many records to produce.")] = 100_000,
+    records: Annotated[
+        int | None,
+        typer.Option("--records", min=1, help="How many to produce: 100,000, or 2,000 at each cluster of a tree."),
+    ] = None,
     brokers: Annotated[int, typer.Option("--brokers", min=1, max=5, help="Brokers of each cluster.")] = 1,
     version: Annotated[str, typer.Option("--version", help="Kafka's version.")] = DEFAULT_VERSION,
     keep: Annotated[
@@ -44,6 +52,14 @@ def demo(
             "--reverse", help="Kill nothing: B leads in place of A, and A again, under a running application."
         ),
     ] = False,
+    tree: Annotated[
+        bool,
+        typer.Option(
+            "--tree",
+            help="Three clusters that all take writes to one topic: who gets what, by which way, how often, when a "
+            "proxy is killed.",
+        ),
+    ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop what an earlier --keep left up.")] = False,
     report: Annotated[
         Path, typer.Option("--report", help="Where the report of the demo's own traffic goes.")
@@ -54,7 +70,7 @@ def demo(
     """Copy a topic from one Kafka cluster to another through two proxies, prove it equal, and kill the first cluster.
 
     Exits with 1 if the two sides differ, or if a record that was acked is not there after the failover, or the
-    reversals, or is there twice after these.
+    reversals, or is there twice after these; with --tree if a message is not on every cluster once.
     """
     home = cache_directory() / KEPT
     if stop:
@@ -62,13 +78,18 @@ def demo(
         return
     if keep and home.exists():
         raise CliError("ALREADY_RUNNING", f"a demo was kept in {home}: isthmus demo --stop ends it", output=output)
+    if tree:
+        if keep or reverse:
+            raise CliError("USAGE", "--tree goes without --keep and --reverse", Exit.USAGE, output)
+        demo_of_a_tree(TREE_RECORDS if records is None else records, version, output)
+        return
     telling = Telling(quiet=output is not Output.TABLE)
     try:
         with ExitStack() as stack:
             directory = home if keep else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-demo-")))
             directory.mkdir(parents=True, exist_ok=True)
             page = None if no_report else report
-            result = Demo(stack, telling, directory, records, brokers, version, keep, reverse, page).run()
+            result = Demo(stack, telling, directory, records or RECORDS, brokers, version, keep, reverse, page).run()
             if keep:
                 stack.pop_all()
     except (EmbeddedKafkaError, ProxyFailed) as error:
@@ -85,6 +106,22 @@ def demo(
         and (failover is None or (failover["missing"] == 0 and failover["written_at"] is not None))
         and (reversal is None or reversal["lost"] == reversal["doubled"] == 0)
     ):
+        raise typer.Exit(Exit.FAILED)
+
+
+def demo_of_a_tree(records: int, version: str, output: Output) -> None:
+    """``records``: at each cluster."""
+    telling = Telling(quiet=output is not Output.TABLE)
+    try:
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-demo-")))
+            result = TreeDemo(stack, telling, directory, records, version).run()
+    except (EmbeddedKafkaError, ProxyFailed) as error:
+        raise CliError("DEMO_FAILED", str(error), output=output) from None
+    telling.end()
+    if output is not Output.TABLE:
+        typer.echo(json.dumps(result, indent=2))
+    if result["lost"] or result["doubled"]:
         raise typer.Exit(Exit.FAILED)
 
 

@@ -5,5 +5,5 @@ one leaf, for one level above it), target (the leaf on the other side that it wr
 one target is given), settled (before this offset all leaves on the other side have everything), filling (a new leaf
 gets what is there).
 
-Builds on: nothing but ``isthmus_protocol``. It decides, and does no I/O; nothing of it is wired into a process yet.
+Builds on: nothing but ``isthmus_protocol``. It decides, and does no I/O.
 """

@@ -13,6 +13,8 @@
     tree: [[cluster-1, cluster-2], cluster-3]  # or, with levels: {level: 3, sides: [{level: 1, sides: [...]}, ...]}
     targets:
       cluster-3: {3: cluster-2}                # of its distributor of level 3; one of the other side by default
+    added:                                     # written by `tree document`: who fills clusters that came last
+      cluster-3: {by: cluster-1, version: 2}
 
 Levels that are not written are those of the version before. New subtrees get numbers with room between them and below,
 since each cluster that is added later needs a level of its own, below those above it. Every problem is shown at once.
@@ -20,17 +22,20 @@ since each cluster that is added later needs a level of its own, below those abo
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, Final, NamedTuple
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
-from isthmus_plugins.distribution.targets import Targets, wrong_targets
-from isthmus_plugins.distribution.tree import Node, Subtree, Tree, TreeError
+from isthmus_plugins.distribution.targets import Targets, target_of, wrong_targets
+from isthmus_plugins.distribution.tree import Added, Change, Node, Subtree, Tree, TreeError, change
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 CLUSTERS_MAX: Final = 256
@@ -59,6 +64,11 @@ class Cluster(_Section):
         return [each.strip() for each in self.bootstrap_servers.split(",")]
 
 
+class _Added(_Section):
+    by: _Name
+    version: int = Field(ge=2, le=2**31 - 1)
+
+
 class _Document(_Section):
     version: int = Field(ge=1, le=2**31 - 1)
     topics: list[_Prefix] = Field(min_length=1, max_length=1_000)
@@ -67,15 +77,48 @@ class _Document(_Section):
     clusters: dict[_Name, Cluster] = Field(max_length=CLUSTERS_MAX)
     tree: Any
     targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
+    added: dict[_Name, _Added] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+class Began(NamedTuple):
+    """Since when a leaf has a level. What is kept of it from versions before is of an earlier life."""
+
+    version: int
+    """0: for as long as anything is kept."""
+    fills: bool
+    """Whether the leaf on the other side was new then, and gets all that was there."""
+
+
+@dataclass(frozen=True)
 class TreeDocument:
     tree: Tree
     topics: tuple[str, ...]
     clusters: Mapping[str, Cluster]
     targets: Targets
     exactly_once: bool = True
+    added: Mapping[str, Added] = field(default_factory=dict)
+    """Leaves that came in the last version in which leaves came or went."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what clusters have to agree upon in a version: eight hexadecimal digits."""
+        drawn = json.dumps([self.tree.header, _written(self.tree.root)])
+        return hashlib.sha256(drawn.encode()).hexdigest()[:8]
+
+    def began(self, leaf: str, level: int) -> Began:
+        if leaf in self.added:
+            return Began(self.added[leaf].version, fills=False)
+        for new, added in self.added.items():
+            if added.by == leaf and level == self.tree.level_between(leaf, new):
+                return Began(added.version, fills=True)
+        return Began(0, fills=False)
+
+    def target(self, leaf: str, level: int, chosen: str | None = None) -> str:
+        """Where a distributor is to write. ``chosen``: by an operator, since."""
+        wanted = {} if chosen is None else {(leaf, level): chosen}
+        found = target_of(self.tree, leaf, level, wanted, current=self.targets.get((leaf, level)))
+        assert found is not None  # nothing is unusable
+        return found
 
     def leaf_of(self, cluster_id: str) -> str | None:
         """What a cluster is called in the tree; None: it is not in it."""
@@ -100,6 +143,13 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         )
     if problems := [*_overlapping(document.topics), *_twice(document.clusters)]:
         raise TreeError(problems)
+    if before is None and document.version > 1 and (left := list(_without_level(drawn))):
+        raise TreeError(
+            [
+                f"{left[0]}: this cluster has no version of the tree before {document.version}, so its levels cannot "
+                "be those of before: apply what `isthmus tree document` prints where it was applied, or write `level`"
+            ]
+        )
     numbering = _Numbering(before, step=min(STEP, LEVELS_MAX // drawn.height))
     root = numbering.subtree(drawn, LEVELS_MAX + 1)
     if numbering.problems:
@@ -108,7 +158,70 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
     targets = {(leaf, level): target for leaf, of in document.targets.items() for level, target in of.items()}
     if problems := list(wrong_targets(tree, targets)):
         raise TreeError(problems)
-    return TreeDocument(tree, tuple(document.topics), document.clusters, targets, document.exactly_once)
+    added = {leaf: Added(each.by, each.version) for leaf, each in document.added.items()}
+    if problems := list(_wrong_added(tree, added)):
+        raise TreeError(problems)
+    return TreeDocument(tree, tuple(document.topics), document.clusters, targets, document.exactly_once, added)
+
+
+def _without_level(drawn: _Drawn) -> Iterator[str]:
+    if drawn.level is None:
+        yield drawn.place
+    for side in drawn.sides:
+        if not isinstance(side, str):
+            yield from _without_level(side)
+
+
+def _wrong_added(tree: Tree, added: Mapping[str, Added]) -> Iterator[str]:
+    for leaf, (by, version) in added.items():
+        if leaf not in tree.leaves or tree.above(leaf)[0].beside != (by,) or version > tree.version or by in added:
+            yield f"added.{leaf}: {by} cannot have filled it: leave `added` to `isthmus tree document`"
+
+
+def following(before: TreeDocument, after: TreeDocument, filling: Collection[str] = ()) -> tuple[TreeDocument, Change]:
+    """The next version of a tree, with what it leaves to the one before; and what it changes. Raises TreeError.
+
+    ``filling``: leaves that do not have all yet. Targets stay what they are by default, and a new leaf is nobody's but
+    of the one that fills it. The same version again gets the same, whoever writes it.
+    """
+    if after.tree.version == before.tree.version:
+        same = replace(after, targets={**before.targets, **after.targets}, added=before.added)
+        return same, Change({}, ())
+    changed = change(before.tree, after.tree, filling)
+    problems = [
+        f"clusters.{name}: it is cluster {before.clusters[name].cluster_id}, and stays that"
+        for name, cluster in after.clusters.items()
+        if name in before.clusters and cluster.cluster_id != before.clusters[name].cluster_id
+    ]
+    left = {leaf: each for leaf, each in before.added.items() if leaf in filling and leaf in after.tree.leaves}
+    for leaf, (by, _) in left.items():
+        if by not in after.tree.leaves:
+            problems.append(f"{leaf} does not have all yet: wait until {by} has filled it, or take both out")
+        elif changed.added:
+            problems.append(f"{leaf} is being filled: wait until it has all before {', '.join(changed.added)} comes")
+    added = before.added
+    if changed.added or changed.removed:
+        added = {**left, **{leaf: Added(by, after.tree.version) for leaf, by in changed.added.items()}}
+    unusable = {*changed.added, *left}
+    targets = dict(after.targets)
+    for leaf in after.tree.leaves:
+        for above in after.tree.above(leaf):
+            place = leaf, above.level
+            if len(above.beside) == 1:
+                continue
+            if targets.get(place) in unusable:
+                problems.append(
+                    f"targets.{leaf}.{above.level}: {targets[place]} does not have all yet: choose it later"
+                )
+            was = None
+            if leaf in before.tree.leaves and any(each.level == above.level for each in before.tree.above(leaf)):
+                was = before.target(leaf, above.level)
+            found = target_of(after.tree, leaf, above.level, targets, current=was, unusable=unusable)
+            if found is not None:
+                targets[place] = found
+    if problems:
+        raise TreeError(problems)
+    return replace(after, targets=targets, added=added), changed
 
 
 def _overlapping(prefixes: list[str]) -> Iterator[str]:
@@ -294,6 +407,7 @@ def written(document: TreeDocument) -> dict[str, Any]:
     targets: dict[str, dict[int, str]] = {}
     for (leaf, level), target in document.targets.items():
         targets.setdefault(leaf, {})[level] = target
+    added = {leaf: each._asdict() for leaf, each in document.added.items()}
     return {
         "version": document.tree.version,
         "topics": list(document.topics),
@@ -302,6 +416,7 @@ def written(document: TreeDocument) -> dict[str, Any]:
         "clusters": {name: cluster.model_dump() for name, cluster in document.clusters.items()},
         "tree": _written(document.tree.root),
         "targets": targets,
+        **({"added": added} if added else {}),
     }
 
 

@@ -9,12 +9,14 @@ what was given, at     ``__isthmus_tree_given_LEAF_LEVEL``  where the source's l
 the target
 =====================  ===================================  ==============================  ======================
 
-Both are for the partition of the topic's name and number, and JSON of at most :data:`METADATA_BYTES_MAX`.
+Both are for the partition of the topic's name and number, and JSON of at most :data:`METADATA_BYTES_MAX`. Where the
+target has fewer partitions, those that it lacks are kept beside others (:func:`given_at`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +43,7 @@ class KeptCourse:
     """``version``: of the tree that the source has. ``topic_id``: of the source's topic, as hexadecimal digits.
 
     ``read``: the source's log was read before this offset; ``epoch``: leader epoch of the record there, -1: not known.
+    ``digest``: of the tree in that version, see TreeDocument; empty: not known.
     """
 
     course: Course
@@ -48,12 +51,14 @@ class KeptCourse:
     topic_id: str
     read: int = 0
     epoch: int = -1
+    digest: str = ""
 
     def metadata(self) -> str:
         """Raises PositionError where there are too many stretches that are not settled."""
         text = _text(
             {
                 "version": self.version,
+                "digest": self.digest,
                 "topic_id": self.topic_id,
                 "read": [self.read, self.epoch],
                 "fill_until": self.course.fill_until,
@@ -79,28 +84,83 @@ class KeptCourse:
                 raise ValueError
             read, epoch = found["read"]
             course = Course(stretches, int(found["fill_until"]))
-            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch))
+            digest = str(found.get("digest", ""))
+            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), digest)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptGiven:
     """``topic_id``: of the source's topic, as hexadecimal digits; ``epoch``: leader epoch of the source's record before
-    the position; -1: not known."""
+    the position; -1: not known. ``fill_until``: the leaf has all that was there once it was given that.
+    ``spread``: messages went by their keys in this term, to whichever partition."""
 
     given: Given
     topic_id: str
     epoch: int = -1
+    fill_until: int = 0
+    spread: bool = False
 
-    def metadata(self) -> str:
-        return _text({"term": list(self.given.term), "topic_id": self.topic_id, "epoch": self.epoch})
+    @property
+    def fills(self) -> bool:
+        """Whether the leaf does not have all that was there yet."""
+        return self.given.position < self.fill_until
 
-    @classmethod
-    def of(cls, position: int, metadata: str) -> KeptGiven:
-        """Raises PositionError: it is not one of these."""
-        with _Reading(metadata) as found:
-            version, number = found["term"]
-            given = Given(Term(int(version), int(number)), position)
-            return cls(given, str(found["topic_id"]), int(found["epoch"]))
+
+def given_at(partition: int, partitions: int) -> int:
+    """Where what was given of a partition is kept, if the target has so many: brokers keep none of others."""
+    return partition % partitions
+
+
+def given_metadata(partition: int, kept: Mapping[int, KeptGiven]) -> tuple[int, str]:
+    """The offset and metadata to commit at a partition of the target, which keeps what was given of these partitions.
+
+    All are of one topic of the source. Raises PositionError where they are too many.
+    """
+    own = kept.get(partition)
+    text = _text(
+        {
+            "topic_id": next(iter(kept.values())).topic_id,
+            "term": None if own is None else list(own.given.term),
+            "epoch": -1 if own is None else own.epoch,
+            "fill_until": 0 if own is None else own.fill_until,
+            "spread": own is not None and own.spread,
+            "others": [
+                [number, *each.given.term, each.given.position, each.epoch, each.fill_until, int(each.spread)]
+                for number, each in sorted(kept.items())
+                if number != partition
+            ],
+        }
+    )
+    if len(text.encode()) > METADATA_BYTES_MAX:
+        raise PositionError(
+            f"what was given of {len(kept)} partitions is to be kept at one of the target: give it more partitions"
+        )
+    return 0 if own is None else own.given.position, text
+
+
+def read_given(partition: int, offset: int, metadata: str) -> dict[int, KeptGiven]:
+    """By partition of the source: what is kept at one of the target. Raises PositionError: it is none of these."""
+    found: dict[int, KeptGiven] = {}
+    with _Reading(metadata) as read:
+        topic_id = str(read["topic_id"])
+        if read["term"] is not None:
+            version, number = read["term"]
+            more = int(read["epoch"]), int(read.get("fill_until", 0)), bool(read.get("spread"))
+            found[partition] = KeptGiven(Given(Term(int(version), int(number)), offset), topic_id, *more)
+        for other, version, number, position, epoch, fill_until, spread in read.get("others", ()):
+            given = Given(Term(int(version), int(number)), int(position))
+            found[int(other)] = KeptGiven(given, topic_id, int(epoch), int(fill_until), bool(spread))
+    return found
+
+
+def latest(kept: Iterable[tuple[int, KeptGiven]]) -> dict[int, KeptGiven]:
+    """The last of each partition: what was kept at another one, before the target had more, stands there still."""
+    found: dict[int, KeptGiven] = {}
+    for partition, each in kept:
+        known = found.get(partition)
+        if known is None or known.given < each.given:
+            found[partition] = each
+    return found
 
 
 def _text(value: dict[str, Any]) -> str:

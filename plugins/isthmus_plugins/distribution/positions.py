@@ -15,7 +15,8 @@ the target is changed   a new stretch begins where the old target was given all;
 a leaf is lost          a new stretch begins where the first that was its was settled; what came after is given again
 a leaf joins            a distributor begins at the log's start; the leaf beside the new one *fills* it: everything
                         up to the log's end of that moment, whatever its flags, and live from there on
-a leaf is taken out     when nobody gives it anything any more, and what it has is settled (:func:`keeps`)
+a leaf is taken out     when nobody gives it anything any more, and what it has is settled (:func:`needs`,
+                        :func:`unsettled`)
 the source's log is     a new stretch begins where its log ends now, and what comes there is given; what was given of
 cut (unclean election)  the lost part stays with those who got it
 ======================  ===============================================================================================
@@ -31,13 +32,13 @@ of the source, is not taken for its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_plugins.distribution.copy_flags import ALL_LEVELS, passed_on
-from isthmus_plugins.distribution.tree import Tree
+from isthmus_plugins.distribution.tree import Above
 
 MARKS_MAX: Final = 1000
 """Of what is not settled yet; beyond that every other one is forgotten, and more settles at a time."""
@@ -143,6 +144,10 @@ class Course:
         cut = replace(self, stretches=(*kept, following), fill_until=min(self.fill_until, end))
         return cut._without_settled()
 
+    def made_anew(self, leaf: str, log_start: int) -> Course:
+        """The source's topic is another one: none of its messages was given to anybody."""
+        return Course((Stretch(_next(self.current.term), leaf, log_start, log_start),))
+
     def settle(self, term: Term, position: int) -> Course:
         """All leaves of a subtree have what one of them was given in this term before ``position``."""
         stretches = list(self.stretches)
@@ -163,86 +168,87 @@ def _next(term: Term) -> Term:
     return term._replace(number=term.number + 1)
 
 
-Courses = Mapping[int, Course]
-"""Of one leaf, by level."""
-
-
-def settled_below(courses: Courses, level: int) -> int | None:
-    """Up to where all that a leaf's log holds is settled on the levels below ``level``; None: there are none.
-
-    ``courses`` are read at one time: a level that is added meanwhile must not be missed by who sees the others later.
-    """
-    return min((course.settled for below, course in courses.items() if below < level), default=None)
+Ends: TypeAlias = Mapping[int, int]
+"""Of the partitions of a topic at another leaf that are given one of ours, by number: where their logs go on."""
 
 
 class Reports:
     """What of a stretch is settled, by what its leaf reports.
 
-    In memory: a distributor that starts begins with one mark, where it goes on and where the target's log ends.
+    In memory: a distributor that starts begins with one mark, where it goes on and where the target's logs end.
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, int]] = deque()
+        self._marks: deque[tuple[int, Ends]] = deque()
 
-    def given(self, position: int, target_end: int) -> None:
-        """What stands before ``position`` is in the target's log, before ``target_end``."""
-        if self._marks and self._marks[-1] == (position, target_end):
+    def given(self, position: int, target_ends: Ends) -> None:
+        """What stands before ``position`` is in the target's logs, before ``target_ends``."""
+        self.ends_at(target_ends)
+        if self._marks and self._marks[-1] == (position, target_ends):
             return
-        self._marks.append((position, target_end))
+        self._marks.append((position, target_ends))
         if len(self._marks) > MARKS_MAX:
             self._marks = deque(list(self._marks)[1::2])
 
-    def ends_at(self, target_end: int) -> None:
-        """Where the target's log ends now. If that was behind it before, the log has lost what it was given last."""
-        if self._marks and self._marks[-1][1] > target_end:
-            self._marks = deque((position, min(end, target_end)) for position, end in self._marks)
+    def ends_at(self, target_ends: Ends) -> None:
+        """Where the target's logs end now. One that went on behind that has lost what it was given last."""
+        if self._marks and any(target_ends.get(each, end) < end for each, end in self._marks[-1][1].items()):
+            self._marks = deque(
+                (position, {each: min(end, target_ends.get(each, end)) for each, end in ends.items()})
+                for position, ends in self._marks
+            )
 
-    def settled(self, below: int | None) -> int | None:
-        """What is settled since; None: nothing more. ``below``: of :func:`settled_below`, read after these marks."""
+    def settled(self, below: Ends | None) -> int | None:
+        """What is settled since; None: nothing more.
+
+        ``below``: up to where all that the target's logs hold is settled on its lower levels, read after these marks;
+        None: it has none.
+        """
         position = None
-        while self._marks and (below is None or self._marks[0][1] <= below):
+        while self._marks and (below is None or _reach(below, self._marks[0][1])):
             position, _ = self._marks.popleft()
         return position
+
+
+def _reach(below: Ends, ends: Ends) -> bool:
+    return all(below.get(each, -1) >= end for each, end in ends.items())
 
 
 # ---- the tree changes ----
 
 
-def carried(
-    courses: Courses, leaf: str, after: Tree, target: Callable[[int, str | None], str], *, log_start: int, log_end: int
-) -> dict[int, Course]:
-    """The courses of a leaf in the next version of its tree, of a partition whose log holds offsets from ``log_start``.
+def begun(version: int, leaf: str, log_start: int, fill_until: int = 0) -> Course:
+    """The course of a level that is new in a version of the tree: all of the log is given, from its start on.
 
-    ``courses``: those in the version before, empty for a leaf that joins. ``target``: which leaf a level writes to,
-    given the one that it does now, where that stays. A leaf that is gone and was given what is not settled was lost.
+    ``fill_until``: where the log ends, if the leaf on the other side is new. Not before all other levels of this leaf
+    are at that version: what others take for settled without the new leaf, as they know of none, is before that end.
     """
-    carried = {}
-    for above in after.above(leaf):
-        course = courses.get(above.level)
-        if course is None:
-            start = Stretch(Term(after.version, 0), target(above.level, None), log_start, log_start)
-            carried[above.level] = Course((start,), fill_until=log_end if courses else 0)
-            continue
-        lost = {stretch.leaf for stretch in course.stretches} - {*above.beside}
-        if lost:
-            current = course.current.leaf
-            course = course.gone_back(lost, target(above.level, None if current in lost else current))
-        carried[above.level] = course
-    return carried
+    return Course((Stretch(Term(version, 0), leaf, log_start, log_start),), fill_until)
 
 
-def keeps(tree: Tree, leaf: str, courses: Mapping[str, Courses], log_end: int) -> list[str]:
-    """Why a leaf cannot be taken out yet; empty: it can, and nothing is lost. ``courses``: of all leaves."""
-    reasons = []
-    for other in tree.leaves:
-        for above in tree.above(other):
-            if leaf in above.beside and len(above.beside) > 1:
-                course = courses[other][above.level]
-                if course.current.leaf == leaf:
-                    reasons.append(f"{other} writes to it at level {above.level}: choose another target")
-                elif any(stretch.leaf == leaf for stretch, _ in course.pending()):
-                    reasons.append(f"what {other} gave it at level {above.level} is not settled yet")
-    for level, course in courses[leaf].items():
-        if course.settled < log_end:
-            reasons.append(f"its log ends at {log_end}, and is settled up to {course.settled} at level {level}")
-    return reasons
+def carried(course: Course, beside: Collection[str], target: str) -> Course:
+    """The course of a level in another version of its tree. ``beside``: the leaves on its other side there.
+
+    A leaf that is gone and was given what is not settled was lost: it is given to ``target``, if it was the last one.
+    """
+    lost = {stretch.leaf for stretch in course.stretches} - {*beside}
+    current = course.current.leaf
+    return course.gone_back(lost, target if current in lost else current)
+
+
+def needs(course: Course, above: Above, leaf: str) -> str | None:
+    """Why a leaf cannot be taken out yet as far as another one's course at a level goes; None: it can."""
+    if leaf not in above.beside or len(above.beside) == 1:
+        return None
+    if course.current.leaf == leaf:
+        return f"writes to it at level {above.level}: choose another target"
+    if any(stretch.leaf == leaf for stretch, _ in course.pending()):
+        return f"gave it what is not settled yet at level {above.level}"
+    return None
+
+
+def unsettled(course: Course, level: int, log_end: int) -> str | None:
+    """Why a leaf cannot be taken out yet as far as its own course at a level goes; None: it can."""
+    if course.settled >= log_end:
+        return None
+    return f"its log ends at {log_end}, and is settled up to {course.settled} at level {level}"

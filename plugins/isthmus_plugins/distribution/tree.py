@@ -83,6 +83,15 @@ def _paths(node: Node) -> Iterator[tuple[str, list[Above]]]:
             yield leaf, above
 
 
+class Added(NamedTuple):
+    """A leaf that has come to the tree, and may not have all yet."""
+
+    by: str
+    """The leaf beside it, which fills it."""
+    version: int
+    """The one in which it came."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What the next version of a tree changes."""

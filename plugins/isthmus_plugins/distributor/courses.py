@@ -1,7 +1,8 @@
 """The courses of one level of this cluster, one for each partition, as they are kept at this cluster.
 
 They are written in transactions of the level's own id: once another distributor has begun with it, what this one writes
-does not count. All is read after that, so nothing is written over.
+does not count. All is read after that, so nothing is written over. One transaction has all partitions: what a new leaf
+is filled up to stands for all of them, or for none.
 """
 
 from __future__ import annotations
@@ -11,24 +12,28 @@ from typing import Final
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, CommittedOffset, TopicInfo, TopicPartition
+from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import KeptCourse, courses_group
-from isthmus_plugins.distribution.positions import Course, PositionError, Stretch, Term
-from isthmus_plugins.distributor.reasons import POSITIONS_CONTRADICT
+from isthmus_plugins.distribution.positions import Course, PositionError, begun, carried
+from isthmus_plugins.distributor.reasons import LEVELS_AT_ANOTHER_VERSION, POSITIONS_CONTRADICT, Waits
 from isthmus_plugins.tasks import some_at_once
 
 AT_ONCE: Final = 50
 """Partitions that brokers are asked about one by one, at the same time."""
-COMMITTED_AT_ONCE: Final = 500
 
 
 class Courses:
     """Of one level."""
 
-    def __init__(self, cluster: ClusterApi, level: int, version: int) -> None:
-        """``version``: of the tree."""
+    def __init__(self, cluster: ClusterApi, document: TreeDocument, leaf: str, level: int) -> None:
         self._cluster = cluster
         self._group = courses_group(level)
-        self._version = version
+        self._document = document
+        self._version = document.tree.version
+        above = document.tree.above(leaf)
+        (self._beside,) = (each.beside for each in above if each.level == level)
+        self._others = [each.level for each in above if each.level != level]
+        self._since, self._fills = document.began(leaf, level)
         self._transactions = cluster.transactions(self._group)
         self.topic_ids: dict[TopicPartition, str] = {}
         """As hexadecimal digits, of this cluster's topics."""
@@ -43,7 +48,7 @@ class Courses:
     async def begin(self, topics: Mapping[str, TopicInfo], target: str) -> None:
         """Fence other distributors, and read. ``target``: of partitions that nothing is kept of.
 
-        Raises BrokerUnavailable, KafkaRefused.
+        Raises BrokerUnavailable, KafkaRefused, Waits.
         """
         await self._transactions.begin()
         found = await self._cluster.committed_offsets([self._group], stable=True)
@@ -54,7 +59,9 @@ class Courses:
             for topic in topics.values()
             for partition in range(len(topic.partitions))
         }
-        new: dict[TopicPartition, Term] = {}
+        new: list[TopicPartition] = []
+        made_anew: dict[TopicPartition, Course] = {}
+        has_begun = False
         self._kept.clear()
         self.by_place.clear()
         self.read.clear()
@@ -62,7 +69,7 @@ class Courses:
         for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
             if committed is None:
-                new[place] = Term(self._version, 0)
+                new.append(place)
                 continue
             try:
                 kept = KeptCourse.of(committed.metadata)
@@ -73,16 +80,53 @@ class Courses:
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue
-            if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
-                term = kept.course.current.term
-                new[place] = term._replace(number=term.number + 1)
+            if kept.version < self._since:
+                new.append(place)
                 continue
-            self.by_place[place] = kept.course
+            has_begun = True
+            if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
+                made_anew[place] = kept.course
+                continue
+            self.by_place[place] = carried(kept.course, self._beside, target)
             self.read[place] = kept.read, kept.epoch
             self._kept[place] = committed.metadata
-        for place, start in zip(new, await some_at_once(AT_ONCE, self._log_start, new), strict=True):
-            self.by_place[place] = Course((Stretch(new[place], target, start, start),))
+        # Of topics that come later everything goes by its flags: this level was there before their first message.
+        ends = await self._filled_until(new) if self._fills and not has_begun and new else {}
+        starts = await some_at_once(AT_ONCE, self._log_start, [*new, *made_anew])
+        for place, start in zip([*new, *made_anew], starts, strict=True):
+            self.by_place[place] = (
+                made_anew[place].made_anew(target, start)
+                if place in made_anew
+                else begun(self._version, target, start, ends.get(place, 0))
+            )
         await self.keep(self.by_place)
+
+    async def _filled_until(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Where logs end, with all other levels at a version that has the new leaf. Raises Waits where one is not.
+
+        Distributors of other clusters take for settled what those levels have settled, as long as they do not know of
+        the new leaf: that is before these ends.
+        """
+        groups = {courses_group(level): level for level in self._others}
+        found = await self._cluster.committed_offsets(list(groups))
+        for group, level in groups.items():
+            versions = {
+                place: KeptCourse.of(each.metadata).version
+                for place, each in found.get(group, {}).items()
+                if place in self.topic_ids
+            }
+            behind = next((place for place in places if versions.get(place, self._since) < self._since), None)
+            if behind is not None or not any(version >= self._since for version in versions.values()):
+                what = "" if behind is None else f"{behind[0]}-{behind[1]} at "
+                raise Waits(
+                    LEVELS_AT_ANOTHER_VERSION,
+                    f"{what}level {level} of this cluster is not at version {self._since} yet",
+                )
+        ends = await self._cluster.log_ends(places)
+        for place in places:
+            if place not in ends:
+                raise BrokerUnavailable(f"where {place[0]}-{place[1]} ends cannot be read now")
+        return ends
 
     async def _log_start(self, place: TopicPartition) -> int:
         return await self._cluster.log_start(*place)
@@ -97,14 +141,13 @@ class Courses:
             course = self.by_place[place]
             try:
                 read = self.read.get(place, (0, -1))
-                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read).metadata()
+                digest = self._document.digest
+                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read, digest).metadata()
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue
             if again or self._kept.get(place) != metadata:
                 changed[place] = CommittedOffset(course.settled, metadata)
-        written = list(changed.items())
-        for first in range(0, len(written), COMMITTED_AT_ONCE):
-            some = dict(written[first : first + COMMITTED_AT_ONCE])
-            await self._transactions.commit({}, self._group, some)
-            self._kept |= {place: each.metadata for place, each in some.items()}
+        if changed:
+            await self._transactions.commit({}, self._group, changed)
+            self._kept |= {place: each.metadata for place, each in changed.items()}

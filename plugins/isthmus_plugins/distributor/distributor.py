@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -32,13 +32,23 @@ from isthmus_plugins.cluster import (
     TopicPartition,
     Transactions,
 )
+from isthmus_plugins.distribution.by_key import by_key
 from isthmus_plugins.distribution.copies import Copies, copies
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
-from isthmus_plugins.distribution.positions import Course, Given, PositionError, Reports, Term
-from isthmus_plugins.distribution.targets import target_of
+from isthmus_plugins.distribution.kept import (
+    KeptCourse,
+    KeptGiven,
+    courses_group,
+    given_at,
+    given_group,
+    given_metadata,
+    latest,
+    read_given,
+)
+from isthmus_plugins.distribution.positions import Course, Ends, Given, PositionError, Reports, Term
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
+from isthmus_plugins.distributor.changes import is_filled, lacks
 from isthmus_plugins.distributor.courses import AT_ONCE, Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
@@ -89,15 +99,19 @@ class Distributor:
         self._chosen = chosen
         self._lane = f"tree-{level}"
         self._leaves = Leaves(context, document.clusters)
-        self._courses = Courses(self._cluster, level, self._tree.version)
+        self._courses = Courses(self._cluster, document, leaf, level)
         self._target: Transactions | None = None
         self._joined = True
         """Whether batches are joined: until the target has refused one that is too large."""
         self._reads = Reads(self._cluster, self._lane)
-        self._uncommitted: dict[TopicPartition, CommittedOffset] = {}
+        self._given: dict[TopicPartition, KeptGiven] = {}
+        """What the target was given, as it keeps it, or will with the next transaction."""
+        self._uncommitted: set[TopicPartition] = set()
         self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
-        self._target_ends: dict[TopicPartition, int] = {}
-        """Where the target's logs go on behind what they were given."""
+        self._target_ends: dict[str, Mapping[int, int]] = {}
+        """By topic and partition: where the target's logs go on behind what they were given."""
+        self._spread: set[TopicPartition] = set()
+        """Partitions of which something went by its key in this term, to whichever partition of the target."""
         self._looked: object = None
         self._look_again_at = 0.0
         # What is shown.
@@ -106,6 +120,9 @@ class Distributor:
         self.ends: dict[TopicPartition, int] = {}
         self.left_out: dict[TopicPartition, Reason] = {}
         """Partitions that are not distributed."""
+        self._partitions: dict[str, int] = {}
+        self.by_key: dict[str, int] = {}
+        """Topics of which the target has another number of partitions, and that: messages go by their keys."""
         self.told: dict[TopicPartition, Reason] = {}
         """What of a partition was not distributed."""
         self.given: Counter[str] = Counter()
@@ -121,12 +138,19 @@ class Distributor:
     def target(self) -> str:
         """Which leaf it is to write to."""
         known = self._chosen()
-        targets = dict(self._document.targets)
-        if known is not None and self.level in known.chosen:
-            targets[self._leaf, self.level] = known.chosen[self.level]
-        found = target_of(self._tree, self._leaf, self.level, targets)
-        assert found is not None  # nothing is unusable
-        return found
+        chosen = None if known is None else known.chosen.get(self.level)
+        return self._document.target(self._leaf, self.level, chosen)
+
+    @property
+    def fill(self) -> tuple[int, int]:
+        """Of what a new leaf is filled with: offsets that are left to be given, and of how many; (0, 0): it has all."""
+        left = total = 0
+        if any(course.fills for course in self.courses.values()):
+            for place, course in self.courses.items():
+                start, end = course.current.start, course.fill_until
+                left += max(end - max(self.positions.get(place, course.settled), start), 0)
+                total += max(end - start, 0)
+        return left, total
 
     async def run(self) -> None:
         """Distribute until cancelled."""
@@ -160,6 +184,7 @@ class Distributor:
     async def _distribute(self) -> None:
         check_lease(self._context)
         target = self.target
+        await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
         self._reports.clear()
@@ -178,6 +203,16 @@ class Distributor:
                 group.create_task(self._give(target), name=f"{self._lane}/give")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    async def _check_filled(self, target: str) -> None:
+        """A leaf that is being filled is nobody's target but of the one that fills it. Raises Waits."""
+        added = self._document.added.get(target)
+        if added is None or added.by == self._leaf:
+            return
+        cluster = await self._leaves.reached(target)
+        with _asking(target):
+            if not await is_filled(cluster, self._document, target):
+                raise Waits(reasons.TARGET_LACKS_MESSAGES, lacks(target, added))
 
     async def _topics(self) -> dict[str, TopicInfo]:
         """Those of this cluster that are distributed."""
@@ -211,7 +246,7 @@ class Distributor:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
         cluster = await self._leaves.reached(leaf)
         await self._transactions(cluster).begin()
-        given = await self._given(cluster, leaf)
+        given = await self._given_to(cluster, leaf)
         for place in places:
             at = await self._said(given, place)
             if at is None:
@@ -227,17 +262,21 @@ class Distributor:
     def _group(self) -> str:
         return given_group(self._leaf, self.level)
 
-    async def _given(self, cluster: ClusterApi, leaf: str) -> dict[TopicPartition, KeptGiven | PositionError]:
+    async def _given_to(self, cluster: ClusterApi, leaf: str) -> dict[TopicPartition, KeptGiven | PositionError]:
         """What a leaf was given by this cluster at this level. Raises Waits."""
         found = await cluster.committed_offsets([self._group], stable=True)
         if self._group not in found:
             raise Waits(reasons.TARGET_UNREACHABLE, f"{leaf} does not say now what it was given")
         given: dict[TopicPartition, KeptGiven | PositionError] = {}
-        for place, committed in found[self._group].items():
+        kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
+        for (topic, partition), committed in found[self._group].items():
             try:
-                given[place] = KeptGiven.of(committed.offset, committed.metadata)
+                kept[topic] += read_given(partition, committed.offset, committed.metadata).items()
             except PositionError as error:
-                given[place] = error
+                given[topic, partition] = error
+        for topic, of_topic in kept.items():
+            for partition, each in latest(of_topic).items():
+                given.setdefault((topic, partition), each)
         return given
 
     async def _met(self, target: str, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
@@ -247,29 +286,35 @@ class Distributor:
             there = await self._topics_there(cluster, target, topics)
             self._target = self._transactions(cluster)
             await self._target.begin()
-            given = await self._given(cluster, target)
+            given = await self._given_to(cluster, target)
+        self._partitions = {name: len(topic.partitions) for name, topic in topics.items()}
+        counts = {name: len(topic.partitions) for name, topic in there.items()}
+        self._spread.clear()
+        self.by_key = {name: count for name, count in counts.items() if count != len(topics[name].partitions)}
         places = [each for each in self.courses if each not in self.left_out]
         for place in places:
-            here, also = topics[place[0]], there.get(place[0])
-            if also is None:
+            if place[0] not in there:
                 self.left_out[place] = Reason(
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
                 )
-            elif len(also.partitions) != len(here.partitions):
-                self.left_out[place] = Reason(
-                    reasons.PARTITIONS_DIFFER,
-                    f"it has {len(here.partitions)} partitions here and {len(also.partitions)} at {target}: give both "
-                    f"as many",
-                )
         places = [each for each in places if each not in self.left_out]
+        self._given = {
+            place: each
+            for place, each in given.items()
+            if isinstance(each, KeptGiven) and each.topic_id == self._courses.topic_ids.get(place)
+        }
         found = await some_at_once(AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)
-        with _asking(target):
-            self._target_ends = dict(await cluster.log_ends(positions))
+        fills = self._document.began(self._leaf, self.level).fills
         for place, position in positions.items():
-            if place not in self._target_ends:
-                raise Waits(reasons.TARGET_UNREACHABLE, f"{target} does not say where {place[0]}-{place[1]} ends")
+            if fills and position == self.courses[place].current.start:
+                # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
+                self._keep(place, position)
+        names = {topic for topic, _ in positions}
+        with _asking(target):
+            self._target_ends = await _topic_ends(cluster, {name: range(counts[name]) for name in names})
+        for place, position in positions.items():
             self._mark(place, position)
         self.positions = positions
         return positions
@@ -278,26 +323,37 @@ class Distributor:
         """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""
         there = await cluster.topics_named(topics)
         if there or not topics:  # else it distributes none of them, and says nothing of its version
-            await self._check_version(cluster, leaf)
+            await self._check_version(cluster, leaf, topics)
         return there
 
-    async def _check_version(self, cluster: ClusterApi, leaf: str) -> None:
+    async def _check_version(self, cluster: ClusterApi, leaf: str, topics: Collection[str]) -> None:
         """Whether a leaf has the same version of the tree: its own distributor of this level keeps it. Raises Waits."""
         group = courses_group(self.level)
         found = await cluster.committed_offsets([group])
-        versions = {KeptCourse.of(each.metadata).version for each in found.get(group, {}).values()}
-        for other in versions - {self._tree.version}:
-            raise Waits(
-                reasons.TARGET_AT_ANOTHER_VERSION,
-                f"{leaf} has version {other} of the tree, and this cluster {self._tree.version}: apply the later "
-                f"one there, or here",
-            )
-        if not versions:
+        kept = [KeptCourse.of(each.metadata) for place, each in found.get(group, {}).items() if place[0] in topics]
+        for each in kept:
+            if each.version != self._tree.version:
+                raise Waits(
+                    reasons.TARGET_AT_ANOTHER_VERSION,
+                    f"{leaf} has version {each.version} of the tree, and this cluster {self._tree.version}: apply the "
+                    f"later one there, or here",
+                )
+            if not self._is_this(each):
+                raise Waits(
+                    reasons.TARGET_AT_ANOTHER_VERSION,
+                    f"{leaf} has another tree as version {each.version}: one of the two is to leave its tree, and to "
+                    f"apply what `isthmus tree document` prints at the other",
+                )
+        if not kept:
             raise Waits(
                 reasons.TARGET_AT_ANOTHER_VERSION,
                 f"{leaf} distributes nothing for level {self.level}: apply the tree there, and see that it has the "
                 f"topics, and proxies with the distribution plugin",
             )
+
+    def _is_this(self, kept: KeptCourse) -> bool:
+        """Whether a course was kept by this version of this tree."""
+        return kept.version == self._tree.version and kept.digest in ("", self._document.digest)
 
     async def _position(
         self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition
@@ -315,7 +371,7 @@ class Distributor:
                 f"what a target that is away will be given",
             )
             position = start
-            self._uncommitted[place] = self._kept(place, position)
+            self._keep(place, position)
         return position
 
     async def _said(
@@ -330,6 +386,8 @@ class Distributor:
             self.left_out[place] = Reason(reasons.POSITIONS_CONTRADICT, str(error))
             return None
         said = kept is not None and kept.given.term == course.current.term
+        if place[0] in self.by_key or (kept is not None and said and kept.spread):
+            self._spread.add(place)
         return await self._cut(place, position, kept.epoch if kept is not None and said else UNKNOWN_EPOCH)
 
     def _of(self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition) -> KeptGiven | None:
@@ -342,9 +400,25 @@ class Distributor:
             raise found
         return found if found is not None and found.topic_id == self._courses.topic_ids[place] else None
 
-    def _kept(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> CommittedOffset:
-        given = Given(self.courses[place].current.term, position)
-        return CommittedOffset(position, KeptGiven(given, self._courses.topic_ids[place], epoch).metadata())
+    def _keep(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> None:
+        """Have the target keep a position, with the next transaction."""
+        course = self.courses[place]
+        given = Given(course.current.term, position)
+        topic_id, spread = self._courses.topic_ids[place], place in self._spread
+        self._given[place] = KeptGiven(given, topic_id, epoch, course.fill_until, spread)
+        self._uncommitted.add(place)
+
+    def _to_commit(self) -> dict[TopicPartition, CommittedOffset]:
+        """What is not committed yet, beside what is kept at the same partitions. Raises PositionError."""
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        for topic, partition in self._uncommitted:
+            ours, theirs = self._partitions[topic], self.by_key.get(topic, self._partitions[topic])
+            at = given_at(partition, theirs)
+            if (topic, at) not in offsets:
+                together = {each: (topic, each) for each in range(at, ours, theirs)}
+                known = {each: self._given[place] for each, place in together.items() if place in self._given}
+                offsets[topic, at] = CommittedOffset(*given_metadata(at, known))
+        return offsets
 
     async def _cut_where_read(self, place: TopicPartition) -> None:
         read = self._courses.read.get(place)
@@ -372,9 +446,13 @@ class Distributor:
         return end
 
     def _mark(self, place: TopicPartition, position: int) -> None:
-        """What stands before a position is in the target's log, before the end that is known of it."""
+        """What stands before a position is in the target's logs, before the ends that are known of them."""
+        topic, partition = place
+        ends = self._target_ends[topic]
+        if place not in self._spread:
+            ends = {partition: ends[partition]}
         term = self.courses[place].current.term
-        self._reports.setdefault((place, term), Reports()).given(position, self._target_ends[place])
+        self._reports.setdefault((place, term), Reports()).given(position, ends)
 
     # ---- give ----
 
@@ -394,28 +472,31 @@ class Distributor:
                 tick = loop.time() + TICK_S
 
     async def _give_some(self, reads: Sequence[Read], target: str) -> None:
-        batches: dict[TopicPartition, list[bytes]] = {}
+        made: list[tuple[TopicPartition, bytes]] = []
         following: dict[TopicPartition, int] = {}
         # All of a partition at once: what is joined is one batch of one request.
         for place, those in self._by_place(reads).items():
             read = those[-1]
             try:
-                made = await self._copied(
-                    [batch for each in those for batch in each.batches], self.courses[place], self.positions[place]
+                made += await self._copied(
+                    [batch for each in those for batch in each.batches], self.courses[place], place
                 )
             except BatchError as error:
                 # Nothing behind it is given, or it would be left out for good.
                 self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
-                self._uncommitted.pop(place, None)
+                self._uncommitted.discard(place)
                 continue
-            batches[place] = made.batches
-            self._note_refused(place, made)
             following[place] = read.following
             self._courses.read[place] = read.following, read.epoch
-            self._uncommitted[place] = self._kept(place, read.following, read.epoch)
-        count = sum(read_header(each).record_count for made_of in batches.values() for each in made_of)
+            self._keep(place, read.following, read.epoch)
+        batches: dict[TopicPartition, list[bytes]] = {}
+        for there, copy in made:
+            batches.setdefault(there, []).append(copy)
+        count = sum(read_header(copy).record_count for each in batches.values() for copy in each)
         if count:  # else the positions go with the next transaction, or at the next tick
-            self._target_ends |= await self._commit(target, batches)
+            for (topic, partition), end in (await self._commit(target, batches)).items():
+                # Another mapping: marks have the one of before.
+                self._target_ends[topic] = {**self._target_ends[topic], partition: end}
         self.positions |= following
         for place, position in following.items():
             self._mark(place, position)
@@ -439,19 +520,32 @@ class Distributor:
     ) -> Mapping[TopicPartition, int]:
         """Give batches, with all positions that are not committed yet. Raises Waits, ProducerFenced."""
         assert self._target is not None
+        check_lease(self._context)  # what was paused gives nothing to a cluster that has left since, and come back
         with _asking(target):
             try:
-                ends = await self._target.commit(batches, self._group, self._uncommitted)
+                ends = await self._target.commit(batches, self._group, self._to_commit())
             except KafkaRefused as error:
                 self._joined = self._joined and error.error_code not in TOO_LARGE
                 raise
         self._uncommitted.clear()
         return ends
 
-    async def _copied(self, batches: Sequence[memoryview], course: Course, from_offset: int) -> Copies:
-        header = self._tree.header.encode()
-        made = partial(copies, batches, header, course, self.level, from_offset=from_offset, joined=self._joined)
-        return made() if sum(map(len, batches)) < ASIDE_BYTES else await asyncio.to_thread(made)
+    async def _copied(
+        self, batches: Sequence[memoryview], course: Course, place: TopicPartition
+    ) -> list[tuple[TopicPartition, bytes]]:
+        """What is produced of batches of a partition, with the partitions of the target. Raises BatchError."""
+        topic, partition = place
+
+        def made() -> tuple[Copies, dict[int, list[bytes]]]:
+            header, from_offset = self._tree.header.encode(), self.positions[place]
+            found = copies(batches, header, course, self.level, from_offset=from_offset, joined=self._joined)
+            if topic in self.by_key:
+                return found, by_key(found.batches, partition, self.by_key[topic])
+            return found, {partition: found.batches}
+
+        found, there = made() if sum(map(len, batches)) < ASIDE_BYTES else await asyncio.to_thread(made)
+        self._note_refused(place, found)
+        return [((topic, number), each) for number, made_of in there.items() for each in made_of]
 
     def _note_refused(self, place: TopicPartition, made: Copies) -> None:
         for refused in made.refused:
@@ -479,7 +573,7 @@ class Distributor:
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():
             if place not in self._uncommitted and place not in self.left_out:
-                self._uncommitted[place] = self._kept(place, position, self._courses.read.get(place, NOT_READ)[1])
+                self._keep(place, position, self._courses.read.get(place, NOT_READ)[1])
 
     async def _look(self, target: str) -> object:
         """What topics there are, and with how many partitions, at both clusters; and who leads them here."""
@@ -508,9 +602,9 @@ class Distributor:
                 continue
             for place, term, _ in stretches:
                 marks = self._reports.get((place, term))
-                if marks is None or (below is not None and place not in below):
+                if marks is None or place[0] not in below:
                     continue
-                settled = marks.settled(None if below is None else below[place])
+                settled = marks.settled(below[place[0]])
                 if settled is not None:
                     self._courses.by_place[place] = self.courses[place].settle(term, settled)
                     changed.append(place)
@@ -518,30 +612,54 @@ class Distributor:
 
     async def _settled_below(
         self, leaf: str, stretches: Sequence[tuple[TopicPartition, Term, int | None]]
-    ) -> dict[TopicPartition, int] | None:
-        """Up to where all that a leaf holds is settled on its lower levels; None: it has none. Raises Waits."""
+    ) -> dict[str, Ends | None]:
+        """By topic: up to where all that a leaf's partitions hold is settled on its lower levels; None: it has none.
+
+        Topics, and partitions, of which its levels are not all at this version are left out: there may be one that this
+        cluster does not know of. This level of its own is one that would be seen then. Raises Waits.
+        """
         cluster = await self._leaves.reached(leaf)
-        ends = await cluster.log_ends({place for place, _, _ in stretches})
+        there = await cluster.topics_named({topic for (topic, _), _, _ in stretches})
+        ends = await _topic_ends(cluster, {name: range(len(each.partitions)) for name, each in there.items()})
         for place, term, end in stretches:
-            if place not in ends:
+            topic = place[0]
+            if topic not in ends:
                 continue
             if end is not None and (place, term) not in self._reports:
-                # An earlier distributor gave that: it was all in the leaf's log, before what this one finds its end.
+                # An earlier distributor gave that, to whichever partitions: it was all before what this one finds their
+                # ends.
                 self._reports[place, term] = Reports()
-                self._reports[place, term].given(end, ends[place])
+                self._reports[place, term].given(end, ends[topic])
             if (place, term) in self._reports:
-                self._reports[place, term].ends_at(ends[place])
+                self._reports[place, term].ends_at(ends[topic])
         levels = [above.level for above in self._tree.above(leaf) if above.level < self.level]
-        if not levels:
-            return None
-        groups = [courses_group(level) for level in levels]
+        groups = [courses_group(level) for level in (*levels, self.level)]
         found = await cluster.committed_offsets(groups)
-        below: dict[TopicPartition, int] = {}
-        for place in {place for place, _, _ in stretches}:
-            kept = [KeptCourse.of(found[each][place].metadata) for each in groups if place in found.get(each, {})]
-            if len(kept) == len(groups) and {each.version for each in kept} == {self._tree.version}:
-                below[place] = min(each.course.settled for each in kept)
+        below: dict[str, Ends | None] = {}
+        for topic, of_topic in ends.items():
+            settled: dict[int, int] = {}
+            for partition in of_topic:
+                at = topic, partition
+                kept = [KeptCourse.of(found[each][at].metadata) for each in groups if at in found.get(each, {})]
+                if len(kept) == len(groups) and all(map(self._is_this, kept)):
+                    settled[partition] = min((each.course.settled for each in kept[:-1]), default=0)
+            if levels:
+                below[topic] = settled
+            elif len(settled) == len(of_topic):
+                below[topic] = None
         return below
+
+
+async def _topic_ends(cluster: ClusterApi, topics: Mapping[str, Iterable[int]]) -> dict[str, Mapping[int, int]]:
+    """Where logs of another cluster end, by topic and partition. Raises BrokerUnavailable where one is not known."""
+    places = [(name, partition) for name, partitions in topics.items() for partition in partitions]
+    found = await cluster.log_ends(places)
+    ends: dict[str, dict[int, int]] = {name: {} for name in topics}
+    for name, partition in places:
+        if (name, partition) not in found:
+            raise BrokerUnavailable(f"where {name}-{partition} ends there is not known now")
+        ends[name][partition] = found[name, partition]
+    return dict(ends)
 
 
 @contextmanager

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 from isthmus_control.codec import canonical_json
 from isthmus_control.commands import ApplyTree, Body, ChooseTarget, LeaveTree
 from isthmus_control.model import DistributionTree
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.distribution.copy_flags import bit, mask
-from isthmus_plugins.distribution.document import TreeDocument, read_document, written
+from isthmus_plugins.distribution.document import TreeDocument, following, read_document, written
 from isthmus_plugins.distribution.plan import as_json, as_text, plan
-from isthmus_plugins.distribution.targets import target_of, wrong_targets
-from isthmus_plugins.distribution.tree import TreeError, change
+from isthmus_plugins.distribution.positions import PositionError
+from isthmus_plugins.distribution.targets import wrong_targets
+from isthmus_plugins.distribution.tree import Change, TreeError
+from isthmus_plugins.distributor.changes import Changes, lacks
 from isthmus_plugins.distributor.distributor import Distributor
+from isthmus_plugins.distributor.new_topics import NewTopics
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.trees import (
@@ -24,6 +28,7 @@ from isthmus_plugins.trees import (
     ChooseTargetRequest,
     DistributedPartition,
     DistributorStatus,
+    LeftTree,
     TreePlan,
     TreeStatus,
     plan_of,
@@ -37,6 +42,16 @@ def document_of(tree: DistributionTree) -> TreeDocument:
     return read_document(tree.document)
 
 
+def read_next(text: str, before: TreeDocument | None, filling: Collection[str]) -> tuple[TreeDocument, Change]:
+    """A document that is to be applied where ``before`` was, and what it changes. Raises TreeError.
+
+    ``filling``: leaves that do not have all yet.
+    """
+    if before is None:
+        return read_document(text), Change({}, ())
+    return following(before, read_document(text, before.tree), filling)
+
+
 class Operations:
     """``distributors``: those that this proxy runs, by level."""
 
@@ -46,7 +61,9 @@ class Operations:
 
     def status(self) -> TreeStatus:
         """The tree of this cluster, and its distributors as this proxy knows them."""
-        known = self._known()
+        return self._status_of(self._known())
+
+    def _status_of(self, known: DistributionTree) -> TreeStatus:
         document = document_of(known)
         return TreeStatus(
             plan=self._plan(document, known.leaf),
@@ -57,47 +74,62 @@ class Operations:
         """Have this cluster be a leaf of the next version of a tree."""
         known = self._context.control.state.tree
         before = None if known is None else document_of(known)
+        changes = None if known is None or before is None else Changes(self._context, before, known.leaf)
         try:
-            document = self._read(request.document, before)
-        except TreeError as error:
-            raise OperationError("INVALID", "; ".join(error.problems), 422) from error
-        leaf = document.leaf_of(self._context.cluster_id)
-        if leaf is None:
-            has = ", ".join(f"{name}: {each.cluster_id}" for name, each in document.clusters.items())
+            filling = frozenset[str]() if changes is None else await changes.filling()
+            try:
+                document, changed = read_next(request.document, before, filling)
+            except TreeError as error:
+                raise OperationError("INVALID", "; ".join(error.problems), 422) from error
+            leaf = self._leaf(document, known)
+            blocked: list[str] = []
+            if changes is not None and (changed.added or changed.removed):
+                blocked = await changes.blocked(document, changed.removed, request.give_up)
+        finally:
+            if changes is not None:
+                await changes.close()
+        if blocked and not request.dry_run:
+            raise OperationError("CONFLICT", "; ".join(blocked))
+        topics = NewTopics(self._context, document, leaf)
+        try:
+            compared = await topics.make(request.dry_run)
+        except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError(
-                "INVALID", f"this cluster, {self._context.cluster_id}, is not in the tree, which has {has}", 422
-            )
-        if known is not None and leaf != known.leaf:
-            raise OperationError("CONFLICT", f"this cluster is called {known.leaf} in its tree: it keeps its name")
+                "NOT_AVAILABLE", f"this cluster's topics cannot be read or made: {error}", 503
+            ) from error
+        finally:
+            await topics.close()
         levels = tuple(above.level for above in document.tree.above(leaf))
         text = canonical_json(written(document)).decode()
-        body = ApplyTree(document.tree.version, leaf, document.topics, levels, text)
         if not request.dry_run:
-            await self._append(body)
+            await self._append(ApplyTree(document.tree.version, leaf, document.topics, levels, text))
         return AppliedTree(
             before=None if known is None else known.version,
             dry_run=request.dry_run,
+            added=changed.added if before is not None else {leaf: each.by for leaf, each in document.added.items()},
+            removed=list(changed.removed),
+            blocked=blocked,
+            topics=compared,
+            not_compared=topics.not_asked,
             plan=self._plan(document, leaf),
         )
 
-    @staticmethod
-    def _read(text: str, before: TreeDocument | None) -> TreeDocument:
-        """Raises TreeError, OperationError."""
-        document = read_document(text, None if before is None else before.tree)
-        if before is None or document == before:
-            return document
-        changed = change(before.tree, document.tree)
-        if changed.added or changed.removed:
-            names = ", ".join([*changed.added, *changed.removed])
+    def _leaf(self, document: TreeDocument, known: DistributionTree | None) -> str:
+        """What this cluster is called. Raises OperationError."""
+        leaf = document.leaf_of(self._context.cluster_id)
+        if leaf is None:
+            has = ", ".join(f"{name}: {each.cluster_id}" for name, each in document.clusters.items())
+            out = "" if known is None else "; one that is taken out leaves by `isthmus tree leave`"
             raise OperationError(
-                "NOT_SUPPORTED",
-                f"{names}: clusters of a tree stay in this version of the proxies. Make the tree with all of them",
-                422,
+                "INVALID", f"this cluster, {self._context.cluster_id}, is not in the tree, which has {has}{out}", 422
             )
-        for name, cluster in document.clusters.items():
-            if cluster.cluster_id != before.clusters[name].cluster_id:
-                raise TreeError([f"clusters.{name}: it is cluster {before.clusters[name].cluster_id}, and stays that"])
-        return document
+        if known is not None and leaf != known.leaf:
+            raise OperationError("CONFLICT", f"this cluster is called {known.leaf} in its tree: it keeps its name")
+        return leaf
+
+    def document(self) -> dict[str, Any]:
+        """The tree's document, with all that it was applied without."""
+        return written(document_of(self._known()))
 
     async def choose_target(self, cluster: str, level: int, request: ChooseTargetRequest) -> TreeStatus:
         """Have the distributor of a level write to another leaf. ``cluster``: what this one is called."""
@@ -108,14 +140,48 @@ class Operations:
             )
         if request.leaf is not None:
             chosen = {(cluster, level): request.leaf}
-            for problem in wrong_targets(document_of(known).tree, chosen):
+            document = document_of(known)
+            for problem in wrong_targets(document.tree, chosen):
                 raise OperationError("INVALID", problem, 422)
-        await self._append(ChooseTarget(known.version, level, request.leaf, request.give_up))
-        return self.status()
+            await self._check_filled(document, known.leaf, request.leaf)
+        if not request.dry_run:
+            await self._append(ChooseTarget(known.version, level, request.leaf, request.give_up))
+            return self.status()
+        if level not in known.levels:
+            raise OperationError("NOT_FOUND", f"{cluster} has no level {level} in its tree", 404)
+        after = {each: leaf for each, leaf in known.chosen.items() if each != level}
+        if request.leaf is not None:
+            after[level] = request.leaf
+        return self._status_of(replace(known, chosen=after))
 
-    async def leave(self) -> None:
-        """Distribute nothing from here any more."""
-        await self._append(LeaveTree(self._known().version))
+    async def _check_filled(self, document: TreeDocument, own: str, leaf: str) -> None:
+        """Raises OperationError where a leaf is no target, as it does not have all."""
+        added = document.added.get(leaf)
+        if added is None or added.by == own:
+            return
+        changes = Changes(self._context, document, own)
+        try:
+            if leaf in await changes.filling():
+                raise OperationError("CONFLICT", lacks(leaf, added))
+        finally:
+            await changes.close()
+
+    async def leave(self, dry_run: bool, give_up: bool) -> LeftTree:
+        """Distribute nothing from here any more. ``give_up``: also if others lack what is here."""
+        known = self._known()
+        changes = Changes(self._context, document_of(known), known.leaf)
+        try:
+            lacking = await changes.leaving()
+        except (BrokerUnavailable, KafkaRefused, PositionError) as error:
+            lacking = [f"what others lack is not known: {error}"]
+        finally:
+            await changes.close()
+        if not dry_run:
+            if lacking and not give_up:
+                what = "; ".join(lacking)
+                raise OperationError("CONFLICT", f"others would lack what is here: {what}. --give-up leaves it here")
+            await self._append(LeaveTree(known.version))
+        return LeftTree(dry_run=dry_run, lacking=lacking)
 
     def _known(self) -> DistributionTree:
         known = self._context.control.state.tree
@@ -146,11 +212,7 @@ class Operations:
 
     def _status(self, known: DistributionTree, document: TreeDocument, level: int) -> DistributorStatus:
         state = self._context.control.state
-        targets = dict(document.targets)
-        if level in known.chosen:
-            targets[known.leaf, level] = known.chosen[level]
-        target = target_of(document.tree, known.leaf, level, targets)
-        assert target is not None  # nothing is unusable
+        target = document.target(known.leaf, level, known.chosen.get(level))
         (above,) = (each for each in document.tree.above(known.leaf) if each.level == level)
         holder = state.distributors.get(level)
         proxy = next((each.name for each in state.proxies.values() if each.incarnation == holder), None)
@@ -167,14 +229,18 @@ class Operations:
         if running is None:
             return status
         waits = running.waits
+        left, total = running.fill
+        working = "Filling" if total else "Distributing"
         return status.model_copy(
             update={
-                "state": "Distributing" if waits is None else "Waiting",
+                "state": working if waits is None else "Waiting",
                 "reason_code": None if waits is None else waits.code,
                 "reason": None if waits is None else waits.message,
                 "given": running.given.total(),
                 "refused": running.refused,
                 "lost": running.lost,
+                "fill_left": left,
+                "fill_total": total,
                 "partitions": list(_partitions(running)),
             }
         )
@@ -190,6 +256,8 @@ def _partitions(running: Distributor) -> Iterable[DistributedPartition]:
             position=position,
             settled=None if course is None else course.settled,
             lag=None if position is None or end is None else max(end - position, 0),
+            target_partitions=running.by_key.get(place[0]),
+            fill_until=course.fill_until if course is not None and course.fills else None,
             reason_code=None if reason is None else reason.code,
             reason=None if reason is None else reason.message,
         )

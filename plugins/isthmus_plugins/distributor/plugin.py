@@ -137,6 +137,9 @@ def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterabl
     lost = CounterMetricFamily(
         "isthmus_tree_offsets_lost", "Offsets that retention took before they were given", labels=("level",)
     )
+    fill_left = GaugeMetricFamily(
+        "isthmus_tree_fill_left", "Offsets that a target that is new is to get of what was there", labels=("level",)
+    )
     for level, each in sorted(distributors.items()):
         name = [str(level)]
         positions, courses = each.positions, each.courses
@@ -146,6 +149,7 @@ def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterabl
             name, sum(position - courses[place].settled for place, position in positions.items() if place in courses)
         )
         left_out.add_metric(name, len(each.left_out))
+        fill_left.add_metric(name, each.fill[0])
         for target, count in each.given.items():
             given.add_metric([*name, target], count)
         refused.add_metric(name, each.refused)
@@ -154,7 +158,7 @@ def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterabl
         "isthmus_tree_flags_taken_off", "Batches that clients produced with copy flags, which were taken off"
     )
     taken.add_metric([], taken_off)
-    yield from (distributing, lag, unsettled, left_out, given, refused, lost, taken)
+    yield from (distributing, lag, unsettled, left_out, fill_left, given, refused, lost, taken)
 
 
 plugin = DistributionPlugin()

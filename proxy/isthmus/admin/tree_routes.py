@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
+from typing import Any
+
+from fastapi import FastAPI
 
 from isthmus.admin import problems
 from isthmus.admin.services import AdminServices
 from isthmus_plugins.links import OperationError
-from isthmus_plugins.trees import AppliedTree, ApplyTreeRequest, ChooseTargetRequest, TreeOperations, TreeStatus
+from isthmus_plugins.trees import (
+    AppliedTree,
+    ApplyTreeRequest,
+    ChooseTargetRequest,
+    LeftTree,
+    TreeOperations,
+    TreeStatus,
+)
 
 
 def install(app: FastAPI, services: AdminServices) -> None:
@@ -23,11 +32,18 @@ def install(app: FastAPI, services: AdminServices) -> None:
         """At this cluster: apply it at each cluster of the tree."""
         return await _trees(services).apply(request)
 
-    @app.delete("/v1/tree", tags=["tree"], summary="Leave the tree", status_code=204)
-    async def leave_tree() -> Response:
-        """Nothing is distributed from here any more. Others go on writing here until they leave it, too."""
-        await _trees(services).leave()
-        return Response(status_code=204)
+    @app.get("/v1/tree/document", tags=["tree"], summary="The tree's document")
+    async def tree_document() -> dict[str, Any]:
+        """With all levels and targets, as a cluster that comes to the tree is to apply it."""
+        return _trees(services).document()
+
+    @app.delete("/v1/tree", tags=["tree"], summary="Leave the tree")
+    async def leave_tree(dry_run: bool = False, give_up: bool = False) -> LeftTree:
+        """Nothing is distributed from here any more. Others go on writing here until they have a version without it.
+
+        Refused where others lack what is here, unless that is given up.
+        """
+        return await _trees(services).leave(dry_run, give_up)
 
     @app.put("/v1/tree/clusters/{cluster}/levels/{level}/target", tags=["tree"], summary="Choose a target")
     async def choose_target(cluster: str, level: int, request: ChooseTargetRequest) -> TreeStatus:

@@ -37,36 +37,79 @@ PARTITIONS_SHOWN: Final = 20
     epilog=example(
         "isthmus tree apply tree.yaml --dry-run",
         "isthmus --profile cluster-1 tree apply tree.yaml",
+        "isthmus --profile cluster-1 tree apply tree.yaml --give-up",
     )
     + EXIT_CODES
 )
 def apply(
     file: Annotated[Path, typer.Argument(help="The next version of the tree, as YAML.", dir_okay=False)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it comes to, and change nothing.")] = False,
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up",
+            help="Clusters that it takes out are lost, with what they passed on to nobody. What they were given last "
+            "is given again.",
+        ),
+    ] = False,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Have the cluster whose proxy is asked be a leaf of the next version of a tree.
 
-    Apply it at each cluster of the tree: a distributor waits until its target has the same version. The same version
-    again changes nothing.
+    Apply it at each cluster of the tree: a distributor waits until its target has the same version. Topics that this
+    cluster lacks are made as the others have them. The same version again changes nothing else. A dry run exits with 1
+    where the version cannot be applied yet.
     """
     with named(file, output):
         text = file.read_text(encoding="utf-8")
     with Admin(url, output) as admin:
-        applied = admin.put("/v1/tree", {"document": text, "dry_run": dry_run})
+        applied = admin.put("/v1/tree", {"document": text, "dry_run": dry_run, "give_up": give_up})
     show(applied, output, _applied)
+    raise typer.Exit(Exit.FAILED if applied["blocked"] else Exit.OK)
 
 
 def _applied(applied: dict[str, Any]) -> Iterator[str]:
     plan = applied["plan"]
     yield from plan["drawing"].splitlines()
     yield ""
+    would_be = "would be" if applied["dry_run"] else "is"
+    for leaf, by in applied["added"].items():
+        yield f"{leaf} {would_be} new: {by} fills it with all that it has, from retention on"
+    for leaf in applied["removed"]:
+        yield f"{leaf} {would_be} taken out: it leaves by isthmus tree leave"
+    for topic in applied["topics"]:
+        yield from _compared(topic, would_be)
+    for leaf, why in applied["not_compared"].items():
+        yield f"{leaf} does not say which topics it has: {why}"
+    for why in applied["blocked"]:
+        yield f"not yet: {why}"
     topics = ", ".join(f"{prefix_cell(each)}*" for each in plan["topics"])
     version, before = plan["version"], applied["before"]
-    did = "would be" if applied["dry_run"] else "is"
     again = " already" if before == version else ""
-    yield f"{plan['leaf']} {did} at version {version}{again}, and distributes {topics}"
+    yield f"{plan['leaf']} {would_be} at version {version}{again}, and distributes {topics}"
+
+
+def _compared(topic: dict[str, Any], would_be: str) -> Iterator[str]:
+    name, count = topic["topic"], topic["partitions"]
+    if topic["reason"] is not None:
+        yield f"topic {name} is not made: {topic['reason']}"
+    elif topic["like"] is not None:
+        settings = "".join(f", {each}={value}" for each, value in topic["settings"].items())
+        replicas = topic["replication_factor"]
+        yield f"topic {name} {would_be} made as at {topic['like']}: partitions {count}, replicas {replicas}{settings}"
+    for setting, why in topic["settings_refused"].items():
+        yield f"topic {name} {would_be} made without {setting}: {why}"
+    for leaf, there in topic["elsewhere"].items():
+        yield f"topic {name}: {count} partitions here, {there} at {leaf}: messages go by their keys"
+
+
+@app.command(epilog=example("isthmus --profile cluster-1 tree document > tree.yaml") + EXIT_CODES)
+def document(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Print the tree's document with all levels and targets, as a cluster that comes to the tree is to apply it."""
+    with Admin(url, output) as admin:
+        found = admin.get("/v1/tree/document")
+    show(found, Output.YAML if output is Output.TABLE else output, lambda _: ())
 
 
 @app.command("show", epilog=example("isthmus tree show", "isthmus tree show --all -o json") + EXIT_CODES)
@@ -105,6 +148,11 @@ def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
         ]
     )
     yield ""
+    for each in found["distributors"]:
+        if each["fill_total"]:
+            done, total = each["fill_total"] - each["fill_left"], each["fill_total"]
+            yield f"{each['target']} is new: it was filled with {done} of {total} offsets ({100 * done // total}%)"
+            yield ""
     rows = [
         (
             each["level"],
@@ -120,6 +168,16 @@ def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
         for each in found["distributors"]
     ]
     yield from columns(("LEVEL", "TARGET", "PROXY", "STATE", "GIVEN", "LAG", "REFUSED", "LOST", "REASON"), rows)
+    by_key = {
+        f"{part['topic']}: messages go by their keys at level {each['level']}, {each['target']} has "
+        f"{part['target_partitions']} partitions"
+        for each in found["distributors"]
+        for part in each["partitions"]
+        if part["target_partitions"] is not None
+    }
+    if by_key:
+        yield ""
+        yield from sorted(by_key)
     partitions = [
         (each["level"], f"{part['topic']}-{part['partition']}", *_cells(part))
         for each in found["distributors"]
@@ -146,6 +204,7 @@ def _cells(partition: dict[str, Any]) -> tuple[Any, ...]:
 
 @app.command(
     epilog=example(
+        "isthmus tree target cluster-1 8 cluster-4 --dry-run",
         "isthmus tree target cluster-1 8 cluster-4",
         "isthmus tree target cluster-1 8 cluster-4 --give-up",
         "isthmus tree target cluster-1 8",
@@ -165,6 +224,9 @@ def target(
             help="The target of before is lost: give again what is not known to be on all clusters of its side.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print where it would write and what it would give again.")
+    ] = False,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -174,16 +236,39 @@ def target(
     """
     with Admin(url, output) as admin:
         path = f"/v1/tree/clusters/{quote(cluster, safe='')}/levels/{level}/target"
-        found = admin.put(path, {"leaf": leaf, "give_up": give_up})
-    show(found, output, lambda each: _shown(each, everything=False))
+        found = admin.put(path, {"leaf": leaf, "give_up": give_up, "dry_run": dry_run})
+    show(found, output, lambda each: _would_write(each, level, give_up) if dry_run else _shown(each, everything=False))
 
 
-@app.command(epilog=example("isthmus tree leave") + EXIT_CODES)
-def leave(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
+def _would_write(found: dict[str, Any], level: int, give_up: bool) -> Iterator[str]:
+    (status,) = (each for each in found["distributors"] if each["level"] == level)
+    yield f"level {level} would write to {status['target']}"
+    if give_up:
+        known = [each for each in status["partitions"] if each["position"] is not None]
+        again = sum(each["position"] - (each["settled"] or 0) for each in known)
+        yield f"{again} offsets would be given again, if the target of before does not answer: they are not settled"
+
+
+@app.command(epilog=example("isthmus tree leave --dry-run", "isthmus tree leave") + EXIT_CODES)
+def leave(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print what others lack of what is here.")
+    ] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Also if others lack what is here.")] = False,
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Distribute nothing any more from the cluster whose proxy is asked.
 
-    What was not given yet stays there. The other clusters go on writing to it until they leave the tree, too.
+    Refused while others lack what is here. They go on writing to it until they have a version of the tree without it. A
+    dry run exits with 1 where it would be refused.
     """
     with Admin(url, output) as admin:
-        admin.delete("/v1/tree")
-    show({"left": True}, output, lambda _: ["left the tree"])
+        left = admin.delete("/v1/tree", dry_run=dry_run, give_up=give_up)
+    show(left, output, _left)
+    raise typer.Exit(Exit.FAILED if dry_run and left["lacking"] and not give_up else Exit.OK)
+
+
+def _left(left: dict[str, Any]) -> Iterator[str]:
+    yield from (f"others lack what is here: {each}" for each in left["lacking"])
+    yield "would leave the tree" if left["dry_run"] else "left the tree"

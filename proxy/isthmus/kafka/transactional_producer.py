@@ -44,6 +44,8 @@ CLASSIC_VERSIONS_MAX: Final[Mapping[int, int]] = {
     ApiKey.END_TXN: 4,
 }
 """Later ones are for brokers among each other, or add to transactions by themselves (KIP-890, not all brokers)."""
+OFFSETS_AT_ONCE: Final = 500
+"""A coordinator writes those of a request as one batch, which has to be no larger than brokers allow."""
 _FENCED: Final = frozenset((INVALID_PRODUCER_EPOCH, PRODUCER_FENCED))
 
 
@@ -201,8 +203,15 @@ class TransactionalProducer:
     async def _commit_offsets(
         self, producer: ProducerIdentity, group: str, offsets: Mapping[tuple[str, int], CommittedOffset]
     ) -> None:
+        left = list(offsets.items())
+        for first in range(0, len(left), OFFSETS_AT_ONCE):
+            await self._commit_some_offsets(producer, group, left[first : first + OFFSETS_AT_ONCE])
+
+    async def _commit_some_offsets(
+        self, producer: ProducerIdentity, group: str, offsets: Sequence[tuple[tuple[str, int], CommittedOffset]]
+    ) -> None:
         topics: dict[str, list[dict[str, Any]]] = {}
-        for (topic, partition), each in offsets.items():
+        for (topic, partition), each in offsets:
             entry = {
                 "partition_index": partition,
                 "committed_offset": each.offset,

@@ -164,6 +164,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "POST /v1/control/export",
             "GET /v1/audit",
             "GET /v1/tree",
+            "GET /v1/tree/document",
             "PUT /v1/tree",
             "DELETE /v1/tree",
             "PUT /v1/tree/clusters/{cluster}/levels/{level}/target",

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from support.admin import RunningAdmin
+from support.fake_trees import Member, context, members
 from typer.testing import CliRunner
 
 from isthmus.cli.root import app
@@ -29,12 +31,20 @@ def admin() -> Iterator[RunningAdmin]:
 
 
 @pytest.fixture
-def distributors(admin: RunningAdmin) -> dict[int, Any]:
+def clusters() -> dict[str, Member]:
+    """Of the tree; a topic has another number of partitions at one of them."""
+    found = members(["c1", "c2", "c3", "c4"])
+    for name, partitions in (("c1", 2), ("c2", 2), ("c3", 3)):
+        found[name].add_topic("t-1", partitions)
+    return found
+
+
+@pytest.fixture
+def distributors(admin: RunningAdmin, clusters: dict[str, Member]) -> dict[int, Any]:
     """Those that the proxy runs; it has the plugin."""
     running: dict[int, Any] = {}
     admin.call(admin.log.apply, RaiseLevel(TREES))
-    context: Any = SimpleNamespace(cluster_id="id-c1", control=admin.log)
-    admin.services.trees = Operations(context, lambda: running)
+    admin.services.trees = Operations(context(clusters["c1"], clusters, admin.log), lambda: running)
     return running
 
 
@@ -57,7 +67,7 @@ def lines(result: Any, exit_code: int = 0) -> list[str]:
 
 
 def test_a_proxy_without_the_plugin_says_so(admin: RunningAdmin, file: Path) -> None:
-    for arguments in (["show"], ["apply", str(file)], ["target", "c1", "8", "c3"], ["leave"]):
+    for arguments in (["show"], ["apply", str(file)], ["target", "c1", "8", "c3"], ["document"], ["leave"]):
         result = run(admin, *arguments)
         assert result.exit_code == 1
         assert "[plugins] enabled is to have distribution (NOT_FOUND)" in result.stderr
@@ -67,7 +77,10 @@ def test_a_tree_is_applied_shown_and_left(admin: RunningAdmin, distributors: dic
     tried = lines(run(admin, "apply", str(file), "--dry-run"))
     assert tried[0] == "tree version 1: 3 clusters, header isthmus-copy-flags"
     assert "c1 8 10000000 11111111 c2 c3" in tried
-    assert tried[-1] == "c1 would be at version 1, and distributes t-*"
+    assert tried[-2:] == [
+        "topic t-1: 2 partitions here, 3 at c3: messages go by their keys",
+        "c1 would be at version 1, and distributes t-*",
+    ]
     assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1, and distributes t-*"
     assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1 already, and distributes t-*"
     shown = lines(run(admin, "show"))
@@ -89,23 +102,82 @@ def test_a_tree_is_applied_shown_and_left(admin: RunningAdmin, distributors: dic
         ends={place: 8},
         left_out={other: Reason("TOPIC_MISSING", "c2 has no topic t-2")},
         told={},
+        by_key={"t-1": 3},
+        fill=(0, 0),
     )
     result = run(admin, "show")
-    assert lines(result, 1)[-4:] == [
+    assert lines(result, 1)[-6:] == [
         "8 c2 proxy-1 Distributing 9 3 1 2 -",
+        "",
+        "t-1: messages go by their keys at level 8, c2 has 3 partitions",
         "",
         "LEVEL PARTITION POSITION SETTLED LAG REASON",
         "8 t-2-0 - 3 - c2 has no topic t-2",
     ]
     assert "8 t-1-0 5 3 3 -" in lines(run(admin, "show", "--all"), 1)
+    assert lines(run(admin, "target", "c1", "8", "c3", "--give-up", "--dry-run")) == [
+        "level 8 would write to c3",
+        "2 offsets would be given again, if the target of before does not answer: they are not settled",
+    ]
+    assert admin.log.state.tree is not None
+    assert admin.log.state.tree.chosen == {}
     chosen = lines(run(admin, "target", "c1", "8", "c3", "--give-up"))
     assert "8 c3 proxy-1 Distributing 9 3 1 2 -" in chosen
     assert admin.log.state.tree is not None
     assert (admin.log.state.tree.chosen, admin.log.state.tree.given_up) == ({8: "c3"}, (8,))
+    distributors[8].courses[place] = Course(course.stretches, fill_until=8)
+    distributors[8].fill = (3, 8)
+    filling = lines(run(admin, "show"), 1)
+    assert "c3 is new: it was filled with 5 of 8 offsets (62%)" in filling
+    assert "8 c3 proxy-1 Filling 9 3 1 2 -" in filling
+    status = json.loads(run(admin, "show", "-o", "json").stdout)["distributors"][0]
+    assert (status["fill_left"], status["fill_total"], status["partitions"][0]["fill_until"]) == (3, 8, 8)
+    written = yaml.safe_load(run(admin, "document").stdout)
+    assert written == json.loads(run(admin, "document", "-o", "json").stdout)
+    assert (written["version"], written["tree"]["level"]) == (1, 8)
+    assert lines(run(admin, "leave", "--dry-run")) == ["would leave the tree"]
     assert lines(run(admin, "leave")) == ["left the tree"]
     assert admin.log.state.tree is None
     refused = run(admin, "leave")
     assert (refused.exit_code, "in no tree" in refused.stderr) == (1, True)
+
+
+def test_what_keeps_a_version_or_a_cluster_back_is_said(
+    admin: RunningAdmin, distributors: dict[int, Any], clusters: dict[str, Member], file: Path
+) -> None:
+    assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1, and distributes t-*"
+    document = json.loads(file.read_text())
+    document["clusters"]["c4"] = {"cluster_id": "id-c4", "bootstrap_servers": "h:1"}
+    document |= {"version": 2, "tree": [["c1", "c4"], ["c2", "c3"]]}
+    file.write_text(json.dumps(document))
+    tried = lines(run(admin, "apply", str(file), "--dry-run"), 1)
+    assert "c4 would be new: c1 fills it with all that it has, from retention on" in tried
+    assert "not yet: c1 has not begun version 1 at level 8: apply it there, and see that it can" in tried
+    refused = run(admin, "apply", str(file))
+    assert (refused.exit_code, "(CONFLICT)" in refused.stderr) == (1, True)
+    clusters["c1"].found["t-1"].partitions[1].end = 7
+    assert lines(run(admin, "leave", "--dry-run"), 1) == [
+        "others lack what is here: t-1-1: level 8 does not distribute it",
+        "would leave the tree",
+    ]
+    refused = run(admin, "leave", "-o", "json")
+    assert (refused.exit_code, json.loads(refused.stderr)["code"]) == (1, "CONFLICT")
+    assert lines(run(admin, "leave", "--give-up"))[-1] == "left the tree"
+
+
+def test_topics_that_are_made_are_said(
+    admin: RunningAdmin, distributors: dict[int, Any], clusters: dict[str, Member], file: Path
+) -> None:
+    clusters["c2"].add_topic("t-2", 2, {"retention.ms": "1000"})
+    clusters["c3"].is_up = False
+    tried = lines(run(admin, "apply", str(file), "--dry-run"))
+    assert "topic t-2 would be made as at c2: partitions 2, replicas 1, retention.ms=1000" in tried
+    assert "c3 does not say which topics it has: cluster c3 is not reached: no broker answers" in tried
+    clusters["c1"].policy = lambda topic, name, value: None if name != "retention.ms" else "longer"
+    made = lines(run(admin, "apply", str(file)))
+    assert "topic t-2 is made as at c2: partitions 2, replicas 1" in made
+    assert any(line.startswith("topic t-2 is made without retention.ms: ") for line in made)
+    assert "t-2" in clusters["c1"].found
 
 
 def test_what_is_wrong_is_said(admin: RunningAdmin, distributors: dict[int, Any], file: Path, tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ from typing import Final
 
 from isthmus_control.model import AUDIT_TOPIC, CONTROL_TOPIC, TRANSACTIONS_TOPIC, FollowerTopic, Reason, TopicState
 from isthmus_control.states import ReasonCode
+from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower import replica_plans
 from isthmus_plugins.replication.follower.replica_plans import Wish
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.logs.topic_settings import IN_SYNC_MIN
 from isthmus_plugins.tasks import Tasks
 

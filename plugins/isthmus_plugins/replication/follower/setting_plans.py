@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from isthmus_control.model import CONTROL_TOPIC
+from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import KafkaRefused, NewTopic
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
-from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs import topic_settings
 
 TRIED_AT_ONCE: Final = 100
 """Topics in one request."""

@@ -10,10 +10,11 @@ from isthmus_control.commands import CompactFollowerTopic, SetFollowerTopic
 from isthmus_control.model import CONTROL_TOPIC, FollowerTopic, OffsetsCopy, Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
+from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
-from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs import topic_settings
 
 log = logging.getLogger("isthmus_plugins.replication")
 

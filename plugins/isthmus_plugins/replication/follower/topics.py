@@ -36,6 +36,7 @@ from isthmus_control.origins import Ended
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
+from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import (
     BrokerUnavailable,
     CommittedOffset,
@@ -58,7 +59,7 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.own_logs import Begun, OwnLogs
 from isthmus_plugins.replication.link.part import Part, not_joined
-from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.tasks import Tasks, some_at_once
 from isthmus_protocol.error_codes import INVALID_REPLICATION_FACTOR
 

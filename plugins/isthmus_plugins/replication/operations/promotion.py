@@ -49,6 +49,7 @@ from isthmus_control.model import (
     contains,
 )
 from isthmus_control.states import ReasonCode
+from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, TransactionMarkers
 from isthmus_plugins.links import (
     Attach,
@@ -65,7 +66,7 @@ from isthmus_plugins.replication.in_doubt.resolution import Ended, Resolution
 from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.own_logs import begin_terms
-from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.operations.commands import Call
 from isthmus_plugins.replication.status.left_out import LeftOutNames
 from isthmus_plugins.tasks import Tasks, some_at_once

@@ -25,6 +25,7 @@ from isthmus_control.truncations import (
     Truncation,
     TruncationPhase,
 )
+from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
@@ -35,7 +36,7 @@ from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.logs import setting_changes, topic_settings
+from isthmus_plugins.replication.logs import topic_settings
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, FROZEN, MESSAGE_BYTES_MAX, Described
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.truncation.group_offsets import GroupOffsets

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus_plugins.distribution.copy_flags import LEVELS_MAX
-from isthmus_plugins.distribution.document import read_document, written
-from isthmus_plugins.distribution.tree import TreeError, change
+from isthmus_plugins.distribution.document import Began, TreeDocument, following, read_document, written
+from isthmus_plugins.distribution.tree import Added, Change, TreeError, change
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -194,3 +194,64 @@ def is_binary(tree: Any) -> bool:
 def test_any_text_is_read_or_refused(document: str) -> None:
     with pytest.raises(TreeError):
         read_document(document)
+
+
+def document(tree: Any, names: tuple[str, ...], version: int = 1, **more: Any) -> str:
+    return text(tree, names, version=version, **more)
+
+
+FIRST = read_document(document([["a", "b"], "c"], NAMES[:3], targets={"c": {8: "b"}}))
+
+
+def test_a_new_cluster_is_nobodys_target_but_of_the_one_that_fills_it() -> None:
+    read = read_document(document([["a", "b"], ["c", "d"]], NAMES[:4], version=2), FIRST.tree)
+    after, changed = following(FIRST, read)
+    assert changed == Change({"d": "c"}, ())
+    assert after.added == {"d": Added("c", 2)}
+    assert {(leaf, level): after.target(leaf, level) for leaf, level in after.targets} == {
+        ("a", 8): "c", ("b", 8): "c", ("c", 8): "b", ("d", 8): "b",
+    }  # fmt: skip
+    began = {(leaf, level): after.began(leaf, level) for leaf, level in (("c", 4), ("c", 8), ("d", 4), ("d", 8))}
+    assert began == {
+        ("c", 4): Began(2, True), ("c", 8): Began(0, False), ("d", 4): Began(2, False), ("d", 8): Began(2, False),
+    }  # fmt: skip
+    # Whoever is told it all, or a part of it again, has the same.
+    assert read_document(yaml.safe_dump(written(after))) == after
+    assert following(after, read) == (after, Change({}, ()))
+    # A version that changes nothing of who is there says still who came last.
+    later = read_document(document([["a", "b"], ["c", "d"]], NAMES[:4], version=3, exactly_once=False), after.tree)
+    assert following(after, later)[0].added == {"d": Added("c", 2)}
+    assert (after.digest == FIRST.digest, after.digest == later.digest) == (False, True)
+
+
+def test_what_cannot_follow() -> None:
+    def refused(before: TreeDocument, text: str, filling: tuple[str, ...] = ()) -> tuple[str, ...]:
+        with pytest.raises(TreeError) as error:
+            following(before, read_document(text, before.tree), filling)
+        return error.value.problems
+
+    four = document([["a", "b"], ["c", "d"]], NAMES[:4], version=2, targets={"a": {8: "d"}})
+    assert refused(FIRST, four) == ("targets.a.8: d does not have all yet: choose it later",)
+    second, _ = following(FIRST, read_document(document([["a", "b"], ["c", "d"]], NAMES[:4], version=2), FIRST.tree))
+    five = document([["a", ["b", "e"]], ["c", "d"]], NAMES, version=3)
+    assert refused(second, five, ("d",)) == ("d is being filled: wait until it has all before e comes",)
+    without_c = document([["a", "b"], "d"], ("a", "b", "d"), version=3)
+    assert refused(second, without_c, ("d",)) == (
+        "d does not have all yet: wait until c has filled it, or take both out",
+    )
+    third, changed = following(second, read_document(without_c, second.tree))
+    assert (third.added, changed, third.target("a", 8)) == ({}, Change({}, ("c",)), "d")
+    # Another one may be lost meanwhile.
+    without_a = read_document(document(["b", ["c", "d"]], ("b", "c", "d"), version=3), second.tree)
+    assert following(second, without_a, ("d",))[0].added == second.added
+    moved = yaml.safe_load(document([["a", "b"], "c"], NAMES[:3], version=2))
+    moved["clusters"]["c"]["cluster_id"] = "id-x"
+    assert refused(FIRST, yaml.safe_dump(moved)) == ("clusters.c: it is cluster id-c, and stays that",)
+
+
+def test_a_cluster_that_has_no_version_before_is_told_all_levels() -> None:
+    (problem,) = problems(document([["a", "b"], {"level": 2, "sides": ["c", "d"]}], NAMES[:4], version=2))
+    assert problem.startswith("tree: this cluster has no version of the tree before 2")
+    assert "isthmus tree document" in problem
+    (problem,) = problems(document(["a", "b"], NAMES[:2], added={"b": {"by": "c", "version": 2}}))
+    assert problem == "added.b: c cannot have filled it: leave `added` to `isthmus tree document`"

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus_plugins.distribution.kept import METADATA_BYTES_MAX, KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.kept import (
+    METADATA_BYTES_MAX,
+    KeptCourse,
+    KeptGiven,
+    courses_group,
+    given_at,
+    given_group,
+    given_metadata,
+    latest,
+    read_given,
+)
 from isthmus_plugins.distribution.positions import Course, Given, PositionError, Stretch, Term
 
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -17,17 +27,40 @@ TOPIC_ID = "0" * 32
 
 
 @settings(deadline=None)
-@given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31))
-def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int) -> None:
-    kept = KeptCourse(course, version, TOPIC_ID, read, epoch)
+@given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31), st.sampled_from(("", "0123abcd")))
+def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int, digest: str) -> None:
+    kept = KeptCourse(course, version, TOPIC_ID, read, epoch, digest)
     assert KeptCourse.of(kept.metadata()) == kept
 
 
 @settings(deadline=None)
-@given(TERMS, OFFSETS, st.integers(-1, 2**31))
-def test_what_was_given_reads_as_it_was_written(term: Term, position: int, epoch: int) -> None:
-    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch)
-    assert KeptGiven.of(position, kept.metadata()) == kept
+@given(TERMS, OFFSETS, st.integers(-1, 2**31), OFFSETS, st.booleans())
+def test_what_was_given_reads_as_it_was_written(
+    term: Term, position: int, epoch: int, fill_until: int, spread: bool
+) -> None:
+    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch, fill_until, spread)
+    assert read_given(3, *given_metadata(3, {3: kept})) == {3: kept}
+    assert read_given(3, *given_metadata(3, {8: kept, 13: kept})) == {8: kept, 13: kept}
+    assert read_given(3, *given_metadata(3, {3: kept, 8: kept})) == {3: kept, 8: kept}
+    assert kept.fills == (position < fill_until)
+
+
+def test_what_is_kept_beside_others_is_found_when_the_target_has_more_partitions() -> None:
+    early, late = (KeptGiven(Given(Term(1, 0), position), TOPIC_ID) for position in (5, 9))
+    assert [given_at(partition, 3) for partition in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    of_three = read_given(0, *given_metadata(0, {0: early, 3: early, 6: early}))
+    of_seven = read_given(3, *given_metadata(3, {3: late}))
+    assert latest([*of_three.items(), *of_seven.items()]) == {0: early, 3: late, 6: early}
+    assert latest([*of_seven.items(), *of_three.items()]) == {0: early, 3: late, 6: early}
+    with pytest.raises(PositionError, match="give it more partitions"):
+        given_metadata(0, dict.fromkeys(range(1_000), early))
+
+
+def test_what_a_proxy_of_before_has_written_is_read() -> None:
+    (given,) = read_given(0, 5, '{"term":[1,0],"topic_id":"","epoch":3}').values()
+    assert (given.given, given.fill_until, given.spread) == (Given(Term(1, 0), 5), 0, False)
+    course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
+    assert KeptCourse.of(course).digest == ""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +73,7 @@ def test_nothing_else_is_a_position(metadata: str) -> None:
     with pytest.raises(PositionError, match="which no distributor of this version has written"):
         KeptCourse.of(metadata)
     with pytest.raises(PositionError, match="which no distributor of this version has written"):
-        KeptGiven.of(1, metadata)
+        read_given(0, 1, metadata)
 
 
 def test_a_course_that_brokers_would_not_take_is_refused_before() -> None:

@@ -14,11 +14,11 @@ from isthmus_plugins.distribution.positions import (
     Reports,
     Stretch,
     Term,
+    begun,
     carried,
-    keeps,
-    settled_below,
+    needs,
+    unsettled,
 )
-from isthmus_plugins.distribution.tree import Subtree, Tree
 
 FIRST, SECOND, THIRD = (Term(1, number) for number in range(3))
 BEGUN = Course((Stretch(FIRST, "x", 0, 0),))
@@ -66,13 +66,18 @@ def test_a_log_that_lost_its_end_is_gone_on_with_where_it_ends() -> None:
 def test_a_target_that_lost_the_end_of_its_log_settles_what_it_has() -> None:
     marks = Reports()
     for position, end in ((5, 10), (7, 14), (9, 20)):
-        marks.given(position, end)
-    marks.ends_at(20)
-    assert marks.settled(13) == 5
-    marks.ends_at(12)
-    assert (marks.settled(11), marks.settled(12)) == (None, 9)
-    marks.ends_at(0)
+        marks.given(position, {0: end})
+    marks.ends_at({0: 20})
+    assert marks.settled({0: 13}) == 5
+    marks.ends_at({0: 12})
+    assert (marks.settled({0: 11}), marks.settled({0: 12})) == (None, 9)
+    marks.ends_at({0: 0})
     assert marks.settled(None) is None
+    # It may have got more meanwhile than it had lost, and never comes to where it was.
+    marks.given(12, {0: 30})
+    marks.given(14, {0: 25})
+    marks.ends_at({0: 25})
+    assert marks.settled({0: 25}) == 14
 
 
 def test_nothing_is_kept_of_a_stretch_that_was_settled() -> None:
@@ -114,81 +119,67 @@ def test_what_is_filled_is_given_whatever_its_flags() -> None:
 def test_reports_settle_what_was_in_the_log_before() -> None:
     reports = Reports()
     for position, end in ((3, 10), (5, 12), (8, 12), (9, 15)):
-        reports.given(position, end)
-    assert reports.settled(9) is None
-    assert reports.settled(12) == 8
-    assert reports.settled(14) is None
+        reports.given(position, {0: end})
+    assert reports.settled({0: 9}) is None
+    assert reports.settled({0: 12}) == 8
+    assert reports.settled({0: 14}) is None
+    assert reports.settled({}) is None  # nobody knows
     assert reports.settled(None) == 9  # a single leaf: nothing is below
+
+
+def test_what_went_by_keys_is_settled_when_it_is_in_all_partitions() -> None:
+    reports = Reports()
+    reports.given(3, {0: 10, 1: 4, 2: 0})
+    reports.given(5, {0: 10, 1: 6, 2: 1})
+    assert reports.settled({0: 10, 1: 3, 2: 9}) is None
+    assert reports.settled({0: 10, 1: 5, 2: 9}) == 3
+    assert reports.settled({0: 11, 1: 6}) is None
+    reports.ends_at({0: 11, 1: 6, 2: 0})  # it lost the end of one of them
+    assert reports.settled({0: 11, 1: 6, 2: 0}) == 5
 
 
 def test_reports_are_bounded() -> None:
     reports = Reports()
     for number in range(5 * MARKS_MAX):
-        reports.given(number, number)
+        reports.given(number, {0: number})
         assert len(reports._marks) <= MARKS_MAX
-    settled = reports.settled(2500)
+    settled = reports.settled({0: 2500})
     assert settled is not None
     assert 2000 < settled <= 2500
     assert reports.settled(None) == 5 * MARKS_MAX - 1
 
 
-def test_a_leaf_reports_its_lower_levels() -> None:
-    courses = {1: BEGUN.settle(FIRST, 4), 2: BEGUN.settle(FIRST, 3), 3: BEGUN}
-    assert [settled_below(courses, level) for level in (1, 2, 3, 4)] == [None, 4, 3, 0]
+def test_all_of_a_log_is_given_by_a_level_that_is_new() -> None:
+    assert begun(1, "x", 2) == Course((Stretch(FIRST, "x", 2, 2),))
+    filled = begun(2, "x", 2, fill_until=30)
+    assert filled == Course((Stretch(Term(2, 0), "x", 2, 2),), fill_until=30)
+    assert (filled.fills, begun(2, "x", 2).fills) == (True, False)
 
 
-def begun(tree: Tree, leaf: str, courses: dict[int, Course], log_end: int) -> dict[int, Course]:
-    def target(level: int, current: str | None) -> str:
-        (beside,) = (above.beside for above in tree.above(leaf) if above.level == level)
-        return current or beside[0]
-
-    return carried(courses, leaf, tree, target, log_start=2, log_end=log_end)
-
-
-def test_all_of_a_log_is_given_in_a_new_tree() -> None:
-    assert begun(BALANCED, "cluster-1", {}, 10) == {
-        1: Course((Stretch(FIRST, "cluster-2", 2, 2),)),
-        3: Course((Stretch(FIRST, "cluster-3", 2, 2),)),
-    }
-
-
-def test_a_new_leaf_is_filled_by_the_one_beside_it() -> None:
-    before = Tree(1, Subtree(8, (Subtree(4, ("a", "b")), "c")))
-    after = Tree(2, Subtree(8, (Subtree(4, ("a", Subtree(2, ("b", "x")))), "c")))
-    courses = begun(before, "b", {}, 10)
-    assert begun(after, "b", courses, 30) == {
-        2: Course((Stretch(Term(2, 0), "x", 2, 2),), fill_until=30),
-        **courses,
-    }
-    of_a = begun(before, "a", {}, 10)
-    assert begun(after, "a", of_a, 30) == of_a
-    assert all(not course.fills for course in begun(after, "x", {}, 0).values())
+def test_of_a_topic_that_was_made_anew_nobody_was_given_anything() -> None:
+    course = BEGUN.settle(FIRST, 5).handed_over("y", 9)
+    assert course.made_anew("x", 1) == Course((Stretch(THIRD, "x", 1, 1),))
 
 
 def test_a_leaf_that_is_gone_was_lost_unless_it_was_settled() -> None:
-    courses = begun(BALANCED, "cluster-1", {}, 10)
-    courses[3] = courses[3].settle(FIRST, 7)
-    after = Tree(2, Subtree(3, (Subtree(1, ("cluster-1", "cluster-2")), "cluster-4")))
-    assert begun(after, "cluster-1", courses, 10)[3] == Course((Stretch(SECOND, "cluster-4", 2, 7),))
-    courses[3] = courses[3].handed_over("cluster-4", 9)
-    assert begun(after, "cluster-1", courses, 10)[3].stretches == (Stretch(Term(1, 2), "cluster-4", 2, 7),)
-    courses[3] = courses[3].settle(FIRST, 9)
-    assert begun(after, "cluster-1", courses, 10) == courses
+    course = BEGUN.settle(FIRST, 7)
+    assert carried(course, ("x", "y"), "y") is course
+    assert carried(course, ("y", "z"), "y") == Course((Stretch(SECOND, "y", 0, 7),))
+    course = course.handed_over("y", 9)
+    assert carried(course, ("y", "z"), "z").stretches == (Stretch(THIRD, "y", 0, 7),)
+    course = course.settle(FIRST, 9)
+    assert carried(course, ("y", "z"), "z") == course
 
 
 def test_what_keeps_a_leaf_in_the_tree() -> None:
-    courses = {leaf: begun(BALANCED, leaf, {}, 10) for leaf in BALANCED.leaves}
-    for of_leaf in courses.values():
-        for level, course in of_leaf.items():
-            of_leaf[level] = course.settle(FIRST, 10)
-    assert keeps(BALANCED, "cluster-3", courses, 12) == [
-        "cluster-1 writes to it at level 3: choose another target",
-        "cluster-2 writes to it at level 3: choose another target",
-        "its log ends at 12, and is settled up to 10 at level 1",
-        "its log ends at 12, and is settled up to 10 at level 3",
-    ]
-    courses["cluster-1"][3] = courses["cluster-1"][3].handed_over("cluster-4", 10)
-    courses["cluster-2"][3] = courses["cluster-2"][3].handed_over("cluster-4", 12)
-    assert keeps(BALANCED, "cluster-3", courses, 10) == ["what cluster-2 gave it at level 3 is not settled yet"]
-    courses["cluster-2"][3] = courses["cluster-2"][3].settle(FIRST, 12)
-    assert keeps(BALANCED, "cluster-3", courses, 10) == []
+    (low, high) = BALANCED.above("cluster-1")
+    course = Course((Stretch(FIRST, "cluster-3", 0, 10),))
+    assert needs(course, high, "cluster-3") == "writes to it at level 3: choose another target"
+    assert needs(course, high, "cluster-4") is None
+    switched = course.handed_over("cluster-4", 12)
+    assert needs(switched, high, "cluster-3") == "gave it what is not settled yet at level 3"
+    assert needs(switched.settle(FIRST, 12), high, "cluster-3") is None
+    # A level whose other side is that leaf alone goes with it.
+    assert needs(Course((Stretch(FIRST, "cluster-2", 0, 0),)), low, "cluster-2") is None
+    assert unsettled(course, 3, 12) == "its log ends at 12, and is settled up to 10 at level 3"
+    assert unsettled(course, 3, 10) is None

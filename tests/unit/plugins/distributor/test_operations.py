@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.admin import MemoryLog
+from support.fake_trees import Member, context, members
 
 from isthmus_control.commands import RaiseLevel
 from isthmus_control.levels import TREES
-from isthmus_plugins.distributor.operations import Operations
+from isthmus_plugins.distribution.document import TreeDocument
+from isthmus_plugins.distribution.kept import KeptCourse
+from isthmus_plugins.distribution.positions import Course, Stretch, Term
+from isthmus_plugins.distributor.operations import Operations, document_of
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.trees import AppliedTree, ApplyTreeRequest, ChooseTargetRequest
 
@@ -22,18 +25,35 @@ FOUR = [["c1", "c2"], ["c3", "c4"]]
 class Proxy:
     """A proxy of a cluster, as far as operators' requests for trees need it."""
 
-    def __init__(self, cluster_id: str = "id-c1") -> None:
+    def __init__(self, own: str = "c1", clusters: dict[str, Member] | None = None) -> None:
         self.log = MemoryLog()
         self.log.apply(RaiseLevel(TREES))
-        context: Any = SimpleNamespace(cluster_id=cluster_id, control=self.log)
-        self.operations = Operations(context, dict)
+        self.clusters = clusters or members(["c1", "c2", "c3", "c4", "c5", "another"])
+        self.operations = Operations(context(self.clusters[own], self.clusters, self.log), dict)
 
-    def apply(self, tree: Any = FOUR, version: int = 1, dry_run: bool = False, **more: Any) -> AppliedTree:
-        names = ["c1", "c2", "c3", "c4"]
-        clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in names}
+    def apply(
+        self, tree: Any = FOUR, version: int = 1, dry_run: bool = False, give_up: bool = False, **more: Any
+    ) -> AppliedTree:
+        def names(side: Any) -> list[str]:
+            return [side] if isinstance(side, str) else [name for each in side for name in names(each)]
+
+        clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in names(tree)}
         document = {"version": version, "topics": ["t-"], "clusters": clusters, "tree": tree, **more}
-        request = ApplyTreeRequest(document=json.dumps(document), dry_run=dry_run)
+        return self.apply_text(json.dumps(document), dry_run, give_up)
+
+    def apply_text(self, text: str, dry_run: bool = False, give_up: bool = False) -> AppliedTree:
+        request = ApplyTreeRequest(document=text, dry_run=dry_run, give_up=give_up)
         return asyncio.run(self.operations.apply(request))
+
+    @property
+    def document(self) -> TreeDocument:
+        assert self.log.state.tree is not None
+        return document_of(self.log.state.tree)
+
+    def begin(self, *names: str, settled: int = 0) -> None:
+        """Clusters have begun the version that is applied here."""
+        for name in names:
+            self.clusters[name].begin(self.document, "t-1", settled)
 
     def refused(self, code: str, words: str, **more: Any) -> None:
         before = self.log.state.tree
@@ -66,22 +86,141 @@ def test_a_tree_is_applied_by_versions() -> None:
         (4, "c2", "Unclaimed"),
         (8, "c4", "Unclaimed"),
     ]
-    asyncio.run(proxy.operations.leave())
+    assert asyncio.run(proxy.operations.leave(dry_run=False, give_up=False)).lacking == []
     assert proxy.log.state.tree is None
 
 
 def test_what_cannot_be_applied() -> None:
-    Proxy("id-of-another").refused("INVALID", "this cluster, id-of-another, is not in the tree, which has c1: id-c1")
+    Proxy("another").refused("INVALID", "this cluster, id-another, is not in the tree, which has c1: id-c1")
     proxy = Proxy()
-    proxy.refused("INVALID", "cluster c4 is not in the tree", tree=["c1", ["c2", "c3"]])
+    left = {"c1": {"cluster_id": "id-c1", "bootstrap_servers": "h:1"}}
+    proxy.refused("INVALID", "c2 is unknown", clusters=left)
     proxy.apply()
     proxy.refused("INVALID", "write `version: 2`", version=3)
     proxy.refused("INVALID", "level 8 stands in level 4",
                   version=2, tree=[["c1", "c3"], ["c2", "c4"]])  # fmt: skip
     proxy.refused("INVALID", "the header is", version=2, header="other")
-    clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in ("c1", "c2", "c3")}
-    proxy.refused("NOT_SUPPORTED", "c4: clusters of a tree stay", version=2, clusters=clusters,
-                  tree=[["c1", "c2"], "c3"])  # fmt: skip
+
+
+FIVE = [["c1", "c2"], ["c3", ["c4", "c5"]]]
+
+
+def test_a_cluster_comes_when_all_others_have_begun_the_version_before() -> None:
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c4")
+    tried = proxy.apply(FIVE, version=2, dry_run=True)
+    assert (tried.added, tried.removed) == ({"c5": "c4"}, [])
+    assert tried.blocked == [
+        f"c3 has not begun version 1 at level {level}: apply it there, and see that it can" for level in (4, 8)
+    ]
+    proxy.refused("CONFLICT", "c3 has not begun version 1 at level 4", tree=FIVE, version=2)
+    proxy.clusters["c3"].is_up = False
+    (why,) = proxy.apply(FIVE, version=2, dry_run=True).blocked
+    assert why == "c3 does not say how far it is: cluster c3 is not reached: no broker answers"
+    proxy.clusters["c3"].is_up = True
+    proxy.begin("c3")
+    assert proxy.apply(FIVE, version=2).blocked == []
+    assert [each.target for each in proxy.operations.status().distributors] == ["c2", "c3"]
+
+    # At the new cluster, which has no version before, the document of another one says all.
+    new = Proxy("c5", proxy.clusters)
+    new.refused("INVALID", "apply what `isthmus tree document` prints", tree=FIVE, version=2)
+    applied = new.apply_text(json.dumps(proxy.operations.document()))
+    assert (applied.before, applied.added) == (None, {"c5": "c4"})
+    assert new.document == proxy.document
+    assert [(each.level, each.target) for each in new.operations.status().distributors] == [
+        (2, "c4"), (4, "c3"), (8, "c1"),
+    ]  # fmt: skip
+    assert [each.topic for each in applied.topics] == ["t-1"]
+    assert "t-1" in proxy.clusters["c5"].found
+
+    # It is nobody's target, and nobody comes, before it has all.
+    with pytest.raises(OperationError, match="c5 came in version 2 of the tree and is not known to have all yet"):
+        proxy.choose("c1", 8, "c5")
+    proxy.begin("c1", "c2", "c3", "c4", "c5")
+    proxy.clusters["c5"].fill(proxy.document, "t-1", 5, 9)
+    proxy.refused("INVALID", "c5 is being filled: wait until it has all before another comes",
+                  tree=[["c1", ["c2", "another"]], FIVE[1]], version=3)  # fmt: skip
+    proxy.clusters["c5"].fill(proxy.document, "t-1", 9, 9)
+    assert proxy.choose("c1", 8, "c5").distributors[1].target == "c5"
+    assert proxy.apply([["c1", ["c2", "another"]], FIVE[1]], version=3).added == {"another": "c2"}
+
+
+THREE = [["c1", "c2"], "c4"]
+
+
+def test_a_cluster_is_taken_out_when_nobody_lacks_what_it_has() -> None:
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1").partitions[0].end = 5
+    proxy.apply()
+    proxy.begin("c1", "c2", "c3", "c4", settled=3)
+    tried = proxy.apply(THREE, version=2, dry_run=True)
+    assert (tried.added, tried.removed) == ({}, ["c3"])
+    assert tried.blocked == [
+        "c3: c1 writes to it at level 8: choose another target",
+        "c3: t-1-0: its log ends at 5, and is settled up to 3 at level 4",
+        "c3: t-1-0: its log ends at 5, and is settled up to 3 at level 8",
+    ]
+    leaving = Proxy("c3", proxy.clusters)
+    leaving.apply()
+    with pytest.raises(OperationError, match="others would lack what is here: t-1-0: its log ends at 5"):
+        asyncio.run(leaving.operations.leave(dry_run=False, give_up=False))
+    assert len(asyncio.run(leaving.operations.leave(dry_run=True, give_up=False)).lacking) == 2
+    proxy.choose("c1", 8, "c4")
+    proxy.clusters["c1"].keep(8, "t-1", KeptCourse(Course((Stretch(Term(1, 1), "c4", 0, 5),)), 1, ""))
+    proxy.begin("c3", settled=5)
+    assert proxy.apply(THREE, version=2).removed == ["c3"]
+    # Others have begun without it: what it does not settle any more keeps nobody back.
+    second = Proxy("c2", proxy.clusters)
+    second.apply()
+    proxy.begin("c1")
+    second.clusters["c3"].begin(second.document, "t-1", 4)
+    assert second.apply(THREE, version=2).removed == ["c3"]
+    with pytest.raises(OperationError, match="isthmus tree leave"):
+        leaving.apply(THREE, version=2)
+    assert asyncio.run(leaving.operations.leave(dry_run=False, give_up=True)).lacking
+
+
+def test_a_cluster_that_is_lost_is_given_up() -> None:
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c4")
+    proxy.clusters["c3"].is_up = False
+    proxy.refused(
+        "CONFLICT", "if it is lost: --give-up, and what it had passed on to nobody is lost", tree=THREE, version=2
+    )
+    assert proxy.apply(THREE, version=2, give_up=True).removed == ["c3"]
+    assert proxy.operations.status().distributors[1].target == "c4"
+
+
+def test_topics_that_are_missing_are_made_as_others_have_them() -> None:
+    proxy = Proxy()
+    own, second, third = (proxy.clusters[name] for name in ("c1", "c2", "c3"))
+    second.add_topic("t-1", 3, {"retention.ms": "1000", "min.insync.replicas": "2", "max.message.bytes": "1"})
+    second.add_topic("other")
+    third.add_topic("t-1", 2)
+    third.add_topic("t-2", 4)
+    own.add_topic("t-2", 4)
+    own.policy = lambda topic, name, value: "not so small" if (name, value) == ("max.message.bytes", "1") else None
+    proxy.clusters["c4"].is_up = False
+    tried = proxy.apply(dry_run=True)
+    assert list(own.found) == ["t-2"]
+    (topic,) = tried.topics
+    assert (topic.topic, topic.partitions, topic.like, topic.elsewhere) == ("t-1", 3, "c2", {"c3": 2})
+    assert topic.settings == {"retention.ms": "1000", "min.insync.replicas": "1"}
+    assert "not so small" in topic.settings_refused["max.message.bytes"]
+    assert tried.not_compared.keys() == {"c4"}
+    assert proxy.apply().topics[0].reason is None
+    assert (len(own.found["t-1"].partitions), own.found["t-1"].configs) == (3, topic.settings)
+    # It is there now, and what others have more of goes by keys.
+    (again,) = proxy.apply().topics
+    assert (again.like, again.partitions, again.elsewhere) == (None, 3, {"c3": 2})
 
 
 def test_targets_are_chosen_at_run_time() -> None:

@@ -1,0 +1,180 @@
+"""Whether clusters may come to a tree, or leave it, now: the clusters themselves are asked, by what they keep.
+
+All clusters are to have begun the version that there is, so none is at the version before that. A new one is to have
+all before the next comes. One that is taken out is to have nothing that others lack; an operator who gives up one that
+is lost says that this does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, TopicPartition
+from isthmus_plugins.distribution.document import TreeDocument
+from isthmus_plugins.distribution.kept import KeptCourse, courses_group, given_group, read_given
+from isthmus_plugins.distribution.positions import PositionError, needs, unsettled
+from isthmus_plugins.distribution.tree import Added
+from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.process import PluginContext
+
+SHOWN: Final = 5
+"""Partitions of one cluster in the words of a refusal."""
+
+Kept = Mapping[int, Mapping[TopicPartition, KeptCourse]]
+"""The courses of a cluster's topics that are distributed, by level."""
+
+
+def lacks(leaf: str, added: Added) -> str:
+    """Why a leaf is no target."""
+    return (
+        f"{leaf} came in version {added.version} of the tree and is not known to have all yet: {added.by} fills it, "
+        f"where `isthmus tree show` says how far"
+    )
+
+
+async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> bool:
+    """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given.
+
+    Raises BrokerUnavailable, KafkaRefused.
+    """
+    by, version = document.added[leaf]
+    group = given_group(by, document.tree.level_between(by, leaf))
+    found = (await cluster.committed_offsets([group], stable=True)).get(group, {})
+    try:
+        kept = [
+            given
+            for (topic, partition), each in found.items()
+            if is_distributed(document, topic)
+            for given in read_given(partition, each.offset, each.metadata).values()
+        ]
+    except PositionError:
+        return False
+    since = [each for each in kept if each.given.term.version >= version]
+    return bool(since) and not any(each.fills for each in since)
+
+
+def is_distributed(document: TreeDocument, topic: str) -> bool:
+    """Whether a topic is one of the tree's."""
+    return topic.startswith(document.topics)
+
+
+class Changes:
+    """Of a tree that is there, asked by a cluster of it. ``leaf``: what that is called."""
+
+    def __init__(self, context: PluginContext, document: TreeDocument, leaf: str) -> None:
+        self._own = context.cluster
+        self._document = document
+        self._leaf = leaf
+        self._leaves = Leaves(context, document.clusters)
+
+    async def close(self) -> None:
+        """Close connections to other clusters."""
+        await self._leaves.close()
+
+    async def filling(self) -> frozenset[str]:
+        """The leaves that are not known to have all: also those that do not answer."""
+        return frozenset([leaf for leaf in self._document.added if not await self._is_filled(leaf)])
+
+    async def _is_filled(self, leaf: str) -> bool:
+        try:
+            return await is_filled(await self._cluster(leaf), self._document, leaf)
+        except (Waits, BrokerUnavailable, KafkaRefused):
+            return False
+
+    async def blocked(self, after: TreeDocument, removed: Collection[str], given_up: bool) -> list[str]:
+        """Why the next version cannot be applied here yet; empty: it can. ``removed``: leaves that it takes out."""
+        tree = self._document.tree
+        reasons: list[str] = []
+        kept: dict[str, Kept] = {}
+        for leaf in tree.leaves:
+            if leaf in removed and given_up:
+                continue
+            try:
+                kept[leaf] = await self._kept(await self._cluster(leaf), leaf)
+            except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
+                lost = "" if leaf not in removed else f"; if it is lost: --give-up, and {GIVEN_UP}"
+                reasons.append(f"{leaf} does not say how far it is: {error}{lost}")
+        for leaf, levels in kept.items():
+            if leaf not in removed:
+                reasons += self._behind(leaf, levels)
+        if not given_up:
+            for leaf in removed:
+                reasons += self._needed(leaf, {each: of for each, of in kept.items() if each not in removed})
+                if leaf in kept and not self._is_under_way(after, kept, removed):
+                    reasons += [f"{leaf}: {why}" for why in await self._lacking(leaf, kept[leaf])]
+        return reasons
+
+    async def leaving(self) -> list[str]:
+        """What of this cluster is not known to be on all others; empty: nothing is. Raises PositionError too."""
+        return await self._lacking(self._leaf, await self._kept(self._own, self._leaf))
+
+    async def _cluster(self, leaf: str) -> ClusterApi:
+        return self._own if leaf == self._leaf else await self._leaves.reached(leaf)
+
+    async def _kept(self, cluster: ClusterApi, leaf: str) -> Kept:
+        """Of each level of a leaf: the courses of the topics that it has. Raises BrokerUnavailable, PositionError."""
+        topics = await self._topics(cluster)
+        groups = {courses_group(above.level): above.level for above in self._document.tree.above(leaf)}
+        found = await cluster.committed_offsets(list(groups))
+        if missing := groups.keys() - found.keys():
+            raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
+        return {
+            level: {place: KeptCourse.of(each.metadata) for place, each in found[group].items() if place[0] in topics}
+            for group, level in groups.items()
+            if topics
+        }
+
+    async def _topics(self, cluster: ClusterApi) -> dict[str, int]:
+        """The topics of the tree that a cluster has, with their partitions."""
+        return {
+            name: len(each.partitions)
+            for name, each in (await cluster.topics()).items()
+            if is_distributed(self._document, name) and not each.internal
+        }
+
+    def _behind(self, leaf: str, levels: Kept) -> Iterator[str]:
+        version = self._document.tree.version
+        for level, courses in levels.items():
+            if max((each.version for each in courses.values()), default=0) < version:
+                yield f"{leaf} has not begun version {version} at level {level}: apply it there, and see that it can"
+
+    def _is_under_way(self, after: TreeDocument, kept: Mapping[str, Kept], removed: Collection[str]) -> bool:
+        """Whether another cluster has begun the next version: leaves that it takes out settle nothing since then."""
+        return any(
+            course.version >= after.tree.version
+            for leaf, levels in kept.items()
+            if leaf not in removed
+            for courses in levels.values()
+            for course in courses.values()
+        )
+
+    def _needed(self, leaf: str, kept: Mapping[str, Kept]) -> Iterator[str]:
+        """Why others need a leaf still."""
+        for other, levels in kept.items():
+            for above in self._document.tree.above(other):
+                why = {needs(each.course, above, leaf) for each in levels.get(above.level, {}).values()}
+                yield from (f"{leaf}: {other} {each}" for each in sorted(filter(None, why)))
+
+    async def _lacking(self, leaf: str, levels: Kept) -> list[str]:
+        """What of a leaf's own log is not known to be on all others."""
+        cluster = await self._cluster(leaf)
+        places = [(name, number) for name, count in (await self._topics(cluster)).items() for number in range(count)]
+        ends = await cluster.log_ends(places)
+        reasons: list[str] = []
+        for place in places:
+            for level, courses in levels.items():
+                where = f"{place[0]}-{place[1]}"
+                if place not in ends:
+                    reasons.append(f"where {where} ends is not known now")
+                elif place not in courses:
+                    if ends[place]:
+                        reasons.append(f"{where}: level {level} does not distribute it")
+                elif (why := unsettled(courses[place].course, level, ends[place])) is not None:
+                    reasons.append(f"{where}: {why}")
+        more = len(reasons) - SHOWN
+        return reasons if more <= 0 else [*reasons[:SHOWN], f"and {more} more like these"]
+
+
+GIVEN_UP: Final = "what it had passed on to nobody is lost with it"
