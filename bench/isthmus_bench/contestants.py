@@ -238,7 +238,7 @@ class TreeContestant:
 
     def end(self) -> None:
         for each in self._tree.http:
-            each.delete("/v1/tree").raise_for_status()
+            each.delete("/v1/tree?give_up=true").raise_for_status()
 
     @property
     def pids(self) -> Sequence[int]:
