@@ -9,11 +9,13 @@ from typing import Any, Final
 import httpx
 
 from isthmus.schemas.apicurio import Apicurio
+from isthmus.schemas.confluent import Confluent
 from isthmus.schemas.contents import Contents
 from isthmus.schemas.distribution import Outcome, State, Target, run
 from isthmus.schemas.plan import Delete, Reason, Register, Restore, SetLevel
 from isthmus.schemas.registry import Credentials
 from isthmus.schemas.subjects import Format, Translation
+from support.wire_format import Known, decode, encode
 
 NAMES: Final = Translation(
     [Format("{tenant}-{instance}-{environment}-{topic}")], [Format("{tenant}-{environment}-{topic}")]
@@ -78,10 +80,14 @@ class Clients:
         response = self.ask("GET", f"/subjects/{subject}/versions/latest")
         return int(response.json()["version"]) if response.is_success else None
 
-    def schema(self, id_: int) -> str | None:
+    def known(self, id_: int) -> Known:
         """As a consumer that has met the id in a record."""
-        response = self.ask("GET", f"/schemas/ids/{id_}")
-        return str(response.json()["schema"]) if response.is_success else None
+        found = self.ask("GET", f"/schemas/ids/{id_}").json()
+        references = [
+            self.ask("GET", f"/subjects/{each['subject']}/versions/{each['version']}").json()["schema"]
+            for each in found.get("references") or ()
+        ]
+        return Known(found.get("schemaType") or "AVRO", found["schema"], references)
 
 
 def _body(schema: str, kind: str, references: dict[str, tuple[str, int]]) -> dict[str, Any]:
@@ -104,9 +110,12 @@ class Story:
         self.clients = {name: Clients(url, transports(name)) for name, url in urls.items()}
         self.primary = Apicurio(urls["primary"], nobody, transports("primary"))
         self.target = Apicurio(urls["target"], nobody, transports("target"))
+        self.primary_by_confluent = Confluent(urls["primary"] + CLIENTS, nobody, transports("primary"))
+        self.target_by_confluent = Confluent(urls["target"] + CLIENTS, nobody, transports("target"))
 
     def close(self) -> None:
-        for each in (*self.clients.values(), self.primary, self.target):
+        others = (self.primary_by_confluent, self.target_by_confluent)
+        for each in (*self.clients.values(), self.primary, self.target, *others):
             each.close()
 
     def sync(self, *, write: bool = True, delete: bool = False) -> Outcome:
@@ -151,7 +160,8 @@ def everything_becomes_equal(story: Story) -> None:
     # Clients of the target find what they know, and cannot register anything.
     assert target.look_up("t-dev-customer-value", CUSTOMER, acme_Address=("t-dev-address-value", 1)) == customer
     assert target.look_up("t-dev-bill-value", BILL, "PROTOBUF", money_proto=("t-dev-money-value", 1)) is not None
-    assert json.loads(target.schema(customer) or "") == json.loads(CUSTOMER)
+    known = target.known(customer)
+    assert (json.loads(known.text), *map(json.loads, known.references)) == (json.loads(CUSTOMER), json.loads(ADDRESS))
     refused = target.ask("POST", "/subjects/t-dev-new-value/versions", json={"schema": '"string"'})
     assert (refused.status_code, "read-only" in refused.text) == (409, True)
     assert story.sync().done == ()
@@ -188,6 +198,28 @@ def everything_becomes_equal(story: Story) -> None:
     assert story.equal().subjects["t-dev-customer-value"].keys() == {1, 2, 3}
 
 
+def records_are_read_at_both_sides(story: Story) -> None:
+    """In Confluent's wire format: producers of either side, which ask their registry for the id of what they have, and
+    consumers of either side, which know nothing but the id. Behind ``everything_becomes_equal``."""
+    produced: tuple[tuple[str, str, str, dict[str, tuple[str, int]], dict[str, Any]], ...] = (
+        ("customer", CUSTOMER, "AVRO", {"acme_Address": ("address", 1)}, {"home": {"street": "Überall"}}),
+        ("customer", CUSTOMER_2, "AVRO", {"acme_Address": ("address", 1)}, {"home": {"street": ""}, "age": -77}),
+        ("house", HOUSE, "JSON", {"street_json": ("street", 1)}, {"street": {"name": "here"}}),
+        ("money", MONEY, "PROTOBUF", {}, {"cents": 4_200_000_000}),
+    )
+    formats = {"primary": "t-main-dev-{}-value", "target": "t-dev-{}-value"}
+    for topic, text, kind, references, value in produced:
+        records = {}
+        for side, format_ in formats.items():
+            named = {name: (format_.format(subject), number) for name, (subject, number) in references.items()}
+            id_ = story.clients[side].look_up(format_.format(topic), text, kind, **named)
+            assert id_ is not None, (side, topic)
+            records[side] = encode(id_, Known(kind, text, [ADDRESS] if kind == "AVRO" else []), value)
+        assert records["primary"] == records["target"]
+        for consumer in story.clients.values():
+            assert [decode(record, consumer.known) for record in records.values()] == [value, value]
+
+
 def what_is_not_the_primary_s_stays(story: Story) -> None:
     """Conflicts are told, and nothing is overwritten or deleted; behind ``everything_becomes_equal``."""
     clients, target = story.clients["primary"], story.clients["target"]
@@ -222,6 +254,19 @@ def what_is_not_the_primary_s_stays(story: Story) -> None:
     assert [(each.reason, each.subject) for each in outcome.findings] == [(Reason.REFUSED, "t-dev-new-value")]
     left = {subject.removeprefix("t-dev-") for subject in story.target.contents().subjects}
     assert left == {"address-value", "customer-value", "other-value", "street-value", "money-value"}
+
+
+def read_by_the_other_api(story: Story) -> None:
+    """Both registries read as one with Confluent's API is; that one does not say whose level is whose."""
+    for registry, other in ((story.primary, story.primary_by_confluent), (story.target, story.target_by_confluent)):
+        by_its_own, by_confluent = registry.contents(), other.contents()
+        found, wanted = dict(by_confluent.places()), dict(by_its_own.places())
+        assert found.keys() == wanted.keys()
+        assert all(version.is_like(wanted[place]) for place, version in found.items())
+        assert {place: version.deleted for place, version in found.items()} == {
+            place: version.deleted for place, version in wanted.items()
+        }
+        assert by_confluent.default_level == by_its_own.default_level
 
 
 def restored(story: Story) -> None:

@@ -116,7 +116,8 @@ class Apicurio:
         return bool(self._rest.get(_READ_ONLY)["value"] == "true")
 
     def refuse_writes(self, refuse: bool) -> None:
-        self._rest.send("PUT", _READ_ONLY, {"value": "true" if refuse else "false"})
+        if self.refuses_writes() != refuse:
+            self._rest.send("PUT", _READ_ONLY, {"value": "true" if refuse else "false"})
 
     def begin_writing(self) -> None:
         self.refuse_writes(False)

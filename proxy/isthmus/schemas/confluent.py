@@ -1,8 +1,8 @@
 """Confluent's Schema Registry and its relatives, as far as they have modes.
 
 In IMPORT mode a registration has an id and a number of its own choosing, and one without is refused: so a registry is
-in that mode while it is written, and READONLY at all other times. That much is as Confluent documents it; it was only
-tried against a conversation that was written down after that, in the tests, and for reading against Apicurio's API.
+in that mode while it is written, and READONLY at all other times. That much is as Confluent documents it: it was only
+tried against a server of the tests that does as the documentation has it, and for reading against Apicurio's API.
 """
 
 from __future__ import annotations
@@ -57,19 +57,23 @@ class Confluent:
     # ---- the switch ----
 
     def refuses_writes(self) -> bool:
-        return bool(self._rest.get("/mode")["mode"] != READ_WRITE)
+        return self._mode() != READ_WRITE
 
     def refuse_writes(self, refuse: bool) -> None:
         self._set_mode(READ_ONLY if refuse else READ_WRITE)
 
     def begin_writing(self) -> None:
         self._set_mode(IMPORT)
-        if (mode := self._rest.get("/mode")["mode"]) != IMPORT:
+        if (mode := self._mode()) != IMPORT:
             raise Refused(f"{self._rest.url} was to be in mode IMPORT, and is in {mode}")
 
+    def _mode(self) -> str:
+        return str(self._rest.get("/mode")["mode"])
+
     def _set_mode(self, mode: str) -> None:
-        # By force: IMPORT is for empty registries else.
-        self._rest.send("PUT", "/mode", {"mode": mode}, force="true")
+        if self._mode() != mode:
+            # By force: IMPORT is for empty registries else.
+            self._rest.send("PUT", "/mode", {"mode": mode}, force="true")
 
     # ---- writing ----
 

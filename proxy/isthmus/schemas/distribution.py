@@ -91,8 +91,7 @@ def _one(primary: Contents, target: Target, write: bool, delete: bool, said: Sai
         state = State.BEHIND if plan.steps else State.DIFFERS if plan.findings else State.IN_SYNC
         return Outcome(target.name, state, plan, (), plan.findings, registry.refuses_writes())
     done, findings = _Writing(target, said).carry_out(plan.steps)
-    if target.refuse_writes and not registry.refuses_writes():
-        registry.refuse_writes(True)  # also where nothing was to be written: a pass may have been killed
+    registry.refuse_writes(target.refuse_writes)  # also where nothing was to be written: a pass may have been killed
     found = (*plan.findings, *findings)
     state = State.DIFFERS if found else State.IN_SYNC
     return Outcome(target.name, state, plan, tuple(done), found, registry.refuses_writes())
@@ -111,7 +110,6 @@ class _Writing:
         """What was done, and what came up. Raises Unreachable: nobody knows how far it went, the next pass will."""
         if not steps:
             return [], []
-        refused_before = self._registry.refuses_writes()
         try:
             self._registry.begin_writing()
             for step in steps:
@@ -119,7 +117,7 @@ class _Writing:
                     break
         finally:
             with contextlib.suppress(Unreachable, Refused):  # the next pass does it, and says why it cannot
-                self._registry.refuse_writes(self._target.refuse_writes or refused_before)
+                self._registry.refuse_writes(self._target.refuse_writes)
         return self._done, self._findings
 
     def _take(self, step: Step) -> bool:

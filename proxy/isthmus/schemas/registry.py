@@ -42,10 +42,10 @@ class Registry(Protocol):
     def refuses_writes(self) -> bool:
         """Whether clients' registrations are refused, by the registry's own switch."""
 
-    def refuse_writes(self, refuse: bool) -> None: ...
+    def refuse_writes(self, refuse: bool) -> None:
+        """Turn the switch unless it is turned that way; ends ``begin_writing``, also that of a pass that was killed."""
 
-    def begin_writing(self) -> None:
-        """What follows writes, until ``refuse_writes`` is called."""
+    def begin_writing(self) -> None: ...
 
     def register(self, subject: str, number: int, version: Version) -> None:
         """With this number and this id, live."""

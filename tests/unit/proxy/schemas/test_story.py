@@ -13,10 +13,26 @@ from pathlib import Path
 import pytest
 from support.apicurio import registries
 from support.conversations import Recording, Replay
-from support.schema_story import Story, everything_becomes_equal, restored, what_is_not_the_primary_s_stays
+from support.schema_story import (
+    Story,
+    everything_becomes_equal,
+    read_by_the_other_api,
+    records_are_read_at_both_sides,
+    restored,
+    what_is_not_the_primary_s_stays,
+)
+
+from isthmus.schemas.distribution import State
+from isthmus.schemas.plan import Reason
 
 RECORD = Path(__file__).parent / "apicurio.jsonl.gz"
-CHAPTERS: tuple[Callable[[Story], None], ...] = (everything_becomes_equal, restored, what_is_not_the_primary_s_stays)
+CHAPTERS: tuple[Callable[[Story], None], ...] = (
+    everything_becomes_equal,
+    records_are_read_at_both_sides,
+    read_by_the_other_api,
+    restored,
+    what_is_not_the_primary_s_stays,
+)
 
 
 def test_as_it_was_recorded() -> None:
@@ -38,5 +54,16 @@ def test_with_real_registries() -> None:
         with closing(Story(named, lambda name: recording.transport(name, urls[name]))) as story:
             for chapter in CHAPTERS:
                 chapter(story)
-    if os.environ.get("ISTHMUS_RECORD"):
-        recording.save(RECORD)
+        if os.environ.get("ISTHMUS_RECORD"):
+            recording.save(RECORD)
+        with closing(Story(urls, lambda _: None)) as story:
+            before = story.target.contents()
+            running[0].kill()
+            lost = story.sync(delete=True)
+            assert (lost.state, lost.done) == (State.UNKNOWN, ())
+            assert story.clients["target"].latest("t-dev-customer-value") == 3
+            running[0].begin()  # with nothing behind it
+            running[0].wait()
+            empty = story.sync(delete=True)
+            assert [each.reason for each in empty.findings] == [Reason.PRIMARY_EMPTY]
+            assert story.target.contents() == before
