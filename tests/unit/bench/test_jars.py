@@ -39,7 +39,7 @@ def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{log.parent}:/usr/bin:/bin")
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
+    monkeypatch.setattr(jars, "ivy_jar", lambda: None)
     return log
 
 
@@ -112,7 +112,7 @@ def test_what_a_killed_process_left_is_removed(maven: Path) -> None:
 
 def test_two_processes_download_once(maven: Path) -> None:
     program = (
-        "from isthmus_bench.kafka import jars; jars._ivy_jar = lambda: None; "
+        "from isthmus_bench.kafka import jars; jars.ivy_jar = lambda: None; "
         "print(len(jars.resolve_jars('4.3.0', lambda line: None)))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
