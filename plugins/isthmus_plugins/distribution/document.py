@@ -4,6 +4,8 @@
 
     version: 1
     topics: [orders-]                          # prefixes of those that are distributed
+    groups: [billing-]                         # prefixes of those whose committed offsets are; none by default
+    margin_ms: 60000                           # of committed offsets; this by default
     header: isthmus-copy-flags                 # of records; this by default, the same in all versions
     exactly_once: true                         # over each hop; this by default
     clusters:                                  # brokers, as proxies of the other clusters reach them
@@ -30,6 +32,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
 from isthmus_plugins.distribution.targets import Targets, wrong_targets
+from isthmus_plugins.distribution.times import MARGIN_MS
 from isthmus_plugins.distribution.tree import Node, Subtree, Tree, TreeError
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
@@ -43,6 +46,7 @@ _Level = Annotated[
 ]
 """A key of an object, so in JSON it is text."""
 _Prefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")]
+_GroupPrefix = Annotated[str, Field(max_length=249)]
 
 
 class _Section(BaseModel):
@@ -64,6 +68,8 @@ class _Document(_Section):
     topics: list[_Prefix] = Field(min_length=1, max_length=1_000)
     header: str = Field(default=HEADER_NAME, min_length=1, max_length=200)
     exactly_once: bool = True
+    groups: list[_GroupPrefix] = Field(default_factory=list, max_length=1_000)
+    margin_ms: int = Field(default=MARGIN_MS, ge=1, le=7 * 24 * 3_600_000)
     clusters: dict[_Name, Cluster] = Field(max_length=CLUSTERS_MAX)
     tree: Any
     targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
@@ -76,6 +82,9 @@ class TreeDocument:
     clusters: Mapping[str, Cluster]
     targets: Targets
     exactly_once: bool = True
+    groups: tuple[str, ...] = ()
+    """Prefixes of those whose committed offsets are distributed."""
+    margin_ms: int = MARGIN_MS
 
     def leaf_of(self, cluster_id: str) -> str | None:
         """What a cluster is called in the tree; None: it is not in it."""
@@ -98,7 +107,11 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         raise TreeError(
             [f"cluster {name} is not in the tree: put it beside another one, or out of `clusters`" for name in left]
         )
-    if problems := [*_overlapping(document.topics), *_twice(document.clusters)]:
+    if problems := [
+        *_overlapping("topics", document.topics),
+        *_overlapping("groups", document.groups),
+        *_twice(document.clusters),
+    ]:
         raise TreeError(problems)
     numbering = _Numbering(before, step=min(STEP, LEVELS_MAX // drawn.height))
     root = numbering.subtree(drawn, LEVELS_MAX + 1)
@@ -108,14 +121,22 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
     targets = {(leaf, level): target for leaf, of in document.targets.items() for level, target in of.items()}
     if problems := list(wrong_targets(tree, targets)):
         raise TreeError(problems)
-    return TreeDocument(tree, tuple(document.topics), document.clusters, targets, document.exactly_once)
+    return TreeDocument(
+        tree,
+        tuple(document.topics),
+        document.clusters,
+        targets,
+        document.exactly_once,
+        tuple(document.groups),
+        document.margin_ms,
+    )
 
 
-def _overlapping(prefixes: list[str]) -> Iterator[str]:
+def _overlapping(of: str, prefixes: list[str]) -> Iterator[str]:
     for number, prefix in enumerate(prefixes):
         for other in prefixes[:number]:
             if prefix.startswith(other) or other.startswith(prefix):
-                yield f"topics: {other!r} and {prefix!r} overlap: keep the shorter one"
+                yield f"{of}: {other!r} and {prefix!r} overlap: keep the shorter one"
 
 
 def _twice(clusters: Mapping[str, Cluster]) -> Iterator[str]:
@@ -302,7 +323,14 @@ def written(document: TreeDocument) -> dict[str, Any]:
         "clusters": {name: cluster.model_dump() for name, cluster in document.clusters.items()},
         "tree": _written(document.tree.root),
         "targets": targets,
+        **_offsets_written(document),
     }
+
+
+def _offsets_written(document: TreeDocument) -> dict[str, Any]:
+    """Left out where it is the default: what was applied before there was any reads the same."""
+    written: dict[str, Any] = {"groups": list(document.groups)} if document.groups else {}
+    return written if document.margin_ms == MARGIN_MS else {**written, "margin_ms": document.margin_ms}
 
 
 def _written(node: Node) -> Any:

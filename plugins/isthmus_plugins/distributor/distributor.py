@@ -34,7 +34,7 @@ from isthmus_plugins.cluster import (
 )
 from isthmus_plugins.distribution.copies import Copies, copies
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.kept import TIMES_TOPIC, KeptCourse, KeptGiven, courses_group, given_group
 from isthmus_plugins.distribution.positions import Course, Given, PositionError, Reports, Term
 from isthmus_plugins.distribution.targets import target_of
 from isthmus_plugins.distributor import reasons
@@ -181,7 +181,12 @@ class Distributor:
         """Those of this cluster that are distributed."""
         known = self._chosen()
         found = await self._cluster.topics()
-        return {name: info for name, info in found.items() if known is not None and name in known and not info.internal}
+        return {
+            name: info
+            for name, info in found.items()
+            if (known is not None and name in known and not info.internal)
+            or (name == TIMES_TOPIC and self._document.groups)
+        }
 
     async def _switched(self, target: str) -> None:
         """Have every course lead to the target. Raises Waits while the one before does not say what it has."""

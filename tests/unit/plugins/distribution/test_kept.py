@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus_plugins.distribution.kept import METADATA_BYTES_MAX, KeptCourse, KeptGiven, courses_group, given_group
+from isthmus_plugins.distribution.kept import (
+    METADATA_BYTES_MAX,
+    KeptCourse,
+    KeptGiven,
+    KeptReached,
+    courses_group,
+    given_group,
+)
 from isthmus_plugins.distribution.positions import Course, Given, PositionError, Stretch, Term
 
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -28,6 +35,18 @@ def test_a_course_reads_as_it_was_written(course: Course, version: int, read: in
 def test_what_was_given_reads_as_it_was_written(term: Term, position: int, epoch: int) -> None:
     kept = KeptGiven(Given(term, position), TOPIC_ID, epoch)
     assert KeptGiven.of(position, kept.metadata()) == kept
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(1, 63), OFFSETS))
+def test_what_was_reached_reads_as_it_was_written(times: dict[int, int]) -> None:
+    assert KeptReached.of(KeptReached(times).metadata()) == KeptReached(times)
+
+
+@pytest.mark.parametrize("metadata", ["", "[]", '{"x":1}', '{"4":null}', '{"4":"y"}'])
+def test_nothing_else_was_reached(metadata: str) -> None:
+    with pytest.raises(PositionError, match="which no distributor of this version has written"):
+        KeptReached.of(metadata)
 
 
 @pytest.mark.parametrize(
