@@ -96,10 +96,11 @@ class Cluster:
             needed.append(self.kept[GROUP][PLACE].offset)
         self.timestamps: Any = FollowedTimestamps(self, min(needed))
         leaves: Any = SimpleNamespace(reached=self.world.reached)
+        later: Any = SimpleNamespace(first=self.first_later)
         self.distributor = OffsetDistributor(
             context, document, self.name, self.followed_commits, self.followed_times, self.timestamps, leaves
         )
-        self.committer = OffsetCommitter(context, self.followed_commits, self.followed_times, self.timestamps)
+        self.committer = OffsetCommitter(context, self.followed_commits, self.followed_times, self.timestamps, later)
 
     # ---- what brokers do ----
 
@@ -116,6 +117,10 @@ class Cluster:
             return {place: (self.start, -1)}
         later = (offset for offset in range(self.start, len(self.log)) if self.log[offset].timestamp >= time)
         return {place: (next(later, -1), 0)}
+
+    async def first_later(self, place: TopicPartition, topic_id: bytes, time: int, offset: int) -> int:
+        """There are no markers of transactions."""
+        return offset
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], retention_ms: int

@@ -167,7 +167,7 @@ class Distributor:
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
-        self._looked = await self._look(target)
+        self._look_again_at = 0.0  # what is there may have changed since
         self.waits = None
         log.info("distributing", extra={"level": self.level, "target": target, "partitions": len(positions)})
         try:
@@ -248,6 +248,7 @@ class Distributor:
         cluster = await self._leaves.reached(target)
         with _asking(target):
             there = await self._topics_there(cluster, target, topics)
+            self._looked = _seen(topics, there)
             self._target = self._transactions(cluster)
             await self._target.begin()
             given = await self._given(cluster, target)
@@ -481,10 +482,7 @@ class Distributor:
         cluster = await self._leaves.reached(target)
         with _asking(target):
             there = await self._topics_there(cluster, target, here)
-        return (
-            {name: (info.topic_id, [each.leader_epoch for each in info.partitions]) for name, info in here.items()},
-            {name: len(info.partitions) for name, info in there.items()},
-        )
+        return _seen(here, there)
 
     async def _settle(self) -> list[TopicPartition]:
         """Ask each leaf that was given something how far that is on all clusters of its side; what has changed."""
@@ -535,6 +533,14 @@ class Distributor:
             if len(kept) == len(groups) and {each.version for each in kept} == {self._tree.version}:
                 below[place] = min(each.course.settled for each in kept)
         return below
+
+
+def _seen(here: Mapping[str, TopicInfo], there: Mapping[str, TopicInfo]) -> object:
+    """What is not to change while topics are distributed."""
+    return (
+        {name: (info.topic_id, [each.leader_epoch for each in info.partitions]) for name, info in here.items()},
+        {name: len(info.partitions) for name, info in there.items()},
+    )
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from isthmus_plugins.distribution.group_times import GroupTime
 from isthmus_plugins.distribution.kept import TIMES_TOPIC
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, Times, Timestamps
+from isthmus_plugins.distributor.later import Later
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.offset_committer import OffsetCommitter
 from isthmus_plugins.distributor.offset_distributor import TICK_S, OffsetDistributor
@@ -59,7 +60,7 @@ class GroupOffsets:
         self.distributor = OffsetDistributor(
             context, document, leaf, self._commits, self._times, self._timestamps, self._leaves
         )
-        self.committer = OffsetCommitter(context, self._commits, self._times, self._timestamps)
+        self.committer = OffsetCommitter(context, self._commits, self._times, self._timestamps, Later(context.cluster))
         self._failed: Reason | None = Reason(reasons.SOURCE_UNAVAILABLE, "it begins")
 
     @property

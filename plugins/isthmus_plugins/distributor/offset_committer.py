@@ -17,6 +17,7 @@ from isthmus_plugins.distribution.group_times import GroupTime, unmarked, was_la
 from isthmus_plugins.distribution.times import Waits, position_at
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, Times, Timestamps
+from isthmus_plugins.distributor.later import Later
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.error_codes import ILLEGAL_GENERATION, STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID
@@ -52,8 +53,11 @@ class State(NamedTuple):
 class OffsetCommitter:
     """Of this cluster."""
 
-    def __init__(self, context: PluginContext, commits: Commits, times: Times, timestamps: Timestamps) -> None:
+    def __init__(
+        self, context: PluginContext, commits: Commits, times: Times, timestamps: Timestamps, later: Later
+    ) -> None:
         self._cluster = context.cluster
+        self._later = later
         self._clock = context.clock
         self._commits = commits
         self._times = times
@@ -158,7 +162,7 @@ class OffsetCommitter:
     async def _first_later(
         self, said: Mapping[OffsetKey, GroupTime]
     ) -> Mapping[TopicPartition, tuple[int | None, int]]:
-        """By place: the first record that is later than what was said (None: none is), and where the log begins."""
+        """By place: the first message that is later than what was said (None: none is), and where the log begins."""
         times = {(key.topic, key.partition): each.time + 1 for key, each in said.items()}
         starts = await self._cluster.offsets_for_times(dict.fromkeys(times, EARLIEST))
         # What is negative asks for something else. Messages without a timestamp (-1) are earlier than all others.
@@ -169,8 +173,13 @@ class OffsetCommitter:
             if place not in starts or (time > 0 and place not in found):
                 continue
             start = starts[place][0]
-            later = found[place][0] if time > 0 else start
-            first_later[place] = (None if later < 0 else later, start)
+            later: int | None = found[place][0] if time > 0 else start
+            log_here = self._timestamps.logs.get(place)
+            if later is None or later < 0:
+                later = None
+            elif time > 0 and log_here is not None:
+                later = await self._later.first(place, log_here.topic_id, time - 1, later)
+            first_later[place] = (later, start)
         return first_later
 
 

@@ -40,8 +40,8 @@ def answer(version: int, metadata: list[str | None]) -> bytes:
         }
         for number, each in enumerate(metadata)
     ]
-    topics = [{"name": "t", "topic_id": uuid.UUID(int=1), "partitions": partitions}]
-    inside = {"topics": topics, "error_code": 0}
+    named: dict[str, Any] = {"topic_id": uuid.UUID(int=1)} if version >= 10 else {"name": "t"}
+    inside = {"topics": [{**named, "partitions": partitions}], "error_code": 0}
     values = {"groups": [{"group_id": "g", **inside}]} if version >= 8 else inside
     return encode_response(build_response(ApiKey.OFFSET_FETCH, version, values), 7)
 
