@@ -156,11 +156,49 @@ class DistributorStatus(PlannedDistributor):
     partitions: list[DistributedPartition] = []
 
 
+class WaitingOffset(_Model):
+    """A group's partition of which other clusters are told nothing, or that is not set here yet."""
+
+    group: str
+    topic: str
+    partition: int
+    origin: str | None
+    """The cluster that has said how far the group has read; None: this one has nothing to say to others."""
+    time_ms: int | None
+    """Everything before it was read there."""
+    reason_code: str
+    reason: str
+
+
+class OffsetsStatus(_Model):
+    """How groups' committed offsets are distributed."""
+
+    groups: list[str]
+    """Prefixes of groups."""
+    margin_ms: int
+    """What other clusters are told is so much earlier."""
+    proxy: str | None
+    """Which one distributes them; None: none."""
+    state: Literal["Distributing", "Waiting", "Elsewhere", "Unclaimed"]
+    reason_code: str | None = None
+    reason: str | None = None
+    """What it waits for, or what is to be seen to though it does not wait."""
+    lag_ms: int | None = None
+    """How late messages of other clusters may come here; None: that is not known."""
+    sent: int = 0
+    """Times that other clusters were told since this proxy distributes."""
+    set: int = 0
+    """Offsets that were committed here since then."""
+    waiting: list[WaitingOffset] = []
+
+
 class TreeStatus(_Model):
     """The tree that this cluster is a leaf of."""
 
     plan: TreePlan
     distributors: list[DistributorStatus]
+    offsets: OffsetsStatus | None = None
+    """None: groups' committed offsets are not distributed."""
 
 
 class TreeOperations(Protocol):
@@ -174,6 +212,9 @@ class TreeOperations(Protocol):
 
     async def choose_target(self, cluster: str, level: int, request: ChooseTargetRequest) -> TreeStatus:
         """Have the distributor of a level write to another leaf. ``cluster``: what this one is called."""
+
+    async def go_back(self, group: str) -> TreeStatus:
+        """Have a group go on here where other clusters say, also where it went on by itself."""
 
     async def leave(self, dry_run: bool, give_up: bool) -> LeftTree:
         """Distribute nothing from here any more. ``give_up``: also if others lack what is here."""

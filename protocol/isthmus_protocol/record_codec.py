@@ -103,6 +103,22 @@ def decode_in_steps(batch: Frame, pieces: Iterable[bytes]) -> Iterator[list[Reco
     return _decoded(whole_header(batch), pieces, STEP_RECORDS)
 
 
+def timestamps(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> tuple[int, int] | None:
+    """The least timestamp in one whole batch, and that of its last record; None where it has no records.
+
+    The records' keys, values and headers are not looked at. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
+    """
+    header = whole_header(batch)
+    if not header.record_count:
+        return None
+    if header.is_log_append_time:
+        return header.max_timestamp, header.max_timestamp
+    spans, _ = _spans(header, _payload(batch, header, limit), 0, header.record_count, -1)
+    if len(spans) < header.record_count:
+        raise MalformedBatch(f"the batch ends within its record number {len(spans)}")
+    return min(span[1] for span in spans), spans[-1][1]
+
+
 def _decoded(header: BatchHeader, pieces: Iterable[bytes], at_once: int) -> Iterator[list[Record]]:
     source = iter(pieces)
     buffer, position = b"", 0

@@ -60,6 +60,20 @@ class Distributing:
                         found[status["level"]] = status
         return found
 
+    def offsets(self, name: str) -> dict[str, Any]:
+        """How a cluster distributes groups' offsets, as the proxy tells that does."""
+        side = self.sides[name]
+        found: list[dict[str, Any]] = [each.get("/v1/tree")["offsets"] for each in side.proxies if each.running]
+        return next((each for each in found if each["state"] in ("Distributing", "Waiting")), found[0])
+
+    def waiting(self, name: str, group: str) -> dict[tuple[str, int], str]:
+        """What of a group is not set at a cluster, or not told by it, and why."""
+        return {
+            (each["topic"], each["partition"]): each["reason_code"]
+            for each in self.offsets(name)["waiting"]
+            if each["group"] == group
+        }
+
     def wait_distributing(self) -> None:
         """Until every level of every cluster is distributed, with every partition."""
 

@@ -4,6 +4,8 @@
 
     version: 1
     topics: [orders-]                          # prefixes of those that are distributed
+    groups: [billing-]                         # prefixes of those whose committed offsets are; none by default
+    margin_ms: 60000                           # of committed offsets; this by default
     header: isthmus-copy-flags                 # of records; this by default, the same in all versions
     exactly_once: true                         # over each hop; this by default
     clusters:                                  # brokers, as proxies of the other clusters reach them
@@ -35,6 +37,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
 from isthmus_plugins.distribution.targets import Targets, target_of, wrong_targets
+from isthmus_plugins.distribution.times import MARGIN_MS
 from isthmus_plugins.distribution.tree import Added, Change, Node, Subtree, Tree, TreeError, change
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
@@ -48,6 +51,7 @@ _Level = Annotated[
 ]
 """A key of an object, so in JSON it is text."""
 _Prefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")]
+_GroupPrefix = Annotated[str, Field(max_length=249)]
 
 
 class _Section(BaseModel):
@@ -74,6 +78,8 @@ class _Document(_Section):
     topics: list[_Prefix] = Field(min_length=1, max_length=1_000)
     header: str = Field(default=HEADER_NAME, min_length=1, max_length=200)
     exactly_once: bool = True
+    groups: list[_GroupPrefix] = Field(default_factory=list, max_length=1_000)
+    margin_ms: int = Field(default=MARGIN_MS, ge=1, le=7 * 24 * 3_600_000)
     clusters: dict[_Name, Cluster] = Field(max_length=CLUSTERS_MAX)
     tree: Any
     targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
@@ -96,6 +102,9 @@ class TreeDocument:
     clusters: Mapping[str, Cluster]
     targets: Targets
     exactly_once: bool = True
+    groups: tuple[str, ...] = ()
+    """Prefixes of those whose committed offsets are distributed."""
+    margin_ms: int = MARGIN_MS
     added: Mapping[str, Added] = field(default_factory=dict)
     """Leaves that came in the last version in which leaves came or went."""
 
@@ -141,7 +150,11 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         raise TreeError(
             [f"cluster {name} is not in the tree: put it beside another one, or out of `clusters`" for name in left]
         )
-    if problems := [*_overlapping(document.topics), *_twice(document.clusters)]:
+    if problems := [
+        *_overlapping("topics", document.topics),
+        *_overlapping("groups", document.groups),
+        *_twice(document.clusters),
+    ]:
         raise TreeError(problems)
     if before is None and document.version > 1 and (left := list(_without_level(drawn))):
         raise TreeError(
@@ -161,7 +174,16 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
     added = {leaf: Added(each.by, each.version) for leaf, each in document.added.items()}
     if problems := list(_wrong_added(tree, added)):
         raise TreeError(problems)
-    return TreeDocument(tree, tuple(document.topics), document.clusters, targets, document.exactly_once, added)
+    return TreeDocument(
+        tree,
+        tuple(document.topics),
+        document.clusters,
+        targets,
+        document.exactly_once,
+        tuple(document.groups),
+        document.margin_ms,
+        added,
+    )
 
 
 def _without_level(drawn: _Drawn) -> Iterator[str]:
@@ -224,11 +246,11 @@ def following(before: TreeDocument, after: TreeDocument, filling: Collection[str
     return replace(after, targets=targets, added=added), changed
 
 
-def _overlapping(prefixes: list[str]) -> Iterator[str]:
+def _overlapping(of: str, prefixes: list[str]) -> Iterator[str]:
     for number, prefix in enumerate(prefixes):
         for other in prefixes[:number]:
             if prefix.startswith(other) or other.startswith(prefix):
-                yield f"topics: {other!r} and {prefix!r} overlap: keep the shorter one"
+                yield f"{of}: {other!r} and {prefix!r} overlap: keep the shorter one"
 
 
 def _twice(clusters: Mapping[str, Cluster]) -> Iterator[str]:
@@ -416,8 +438,15 @@ def written(document: TreeDocument) -> dict[str, Any]:
         "clusters": {name: cluster.model_dump() for name, cluster in document.clusters.items()},
         "tree": _written(document.tree.root),
         "targets": targets,
+        **_offsets_written(document),
         **({"added": added} if added else {}),
     }
+
+
+def _offsets_written(document: TreeDocument) -> dict[str, Any]:
+    """Left out where it is the default: what was applied before there was any reads the same."""
+    written: dict[str, Any] = {"groups": list(document.groups)} if document.groups else {}
+    return written if document.margin_ms == MARGIN_MS else {**written, "margin_ms": document.margin_ms}
 
 
 def _written(node: Node) -> Any:

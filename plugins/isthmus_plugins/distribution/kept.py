@@ -7,9 +7,11 @@ a course, at the       ``__isthmus_tree_courses_LEVEL``     what is settled     
 source
 what was given, at     ``__isthmus_tree_given_LEAF_LEVEL``  where the source's log goes on  :class:`KeptGiven`
 the target
+what other clusters    ``__isthmus_tree_reached``           where the log was read to       :class:`KeptReached`
+have, at the source
 =====================  ===================================  ==============================  ======================
 
-Both are for the partition of the topic's name and number, and JSON of at most :data:`METADATA_BYTES_MAX`. Where the
+All are for the partition of the topic's name and number, and JSON of at most :data:`METADATA_BYTES_MAX`. Where the
 target has fewer partitions, those that it lacks are kept beside others (:func:`given_at`).
 """
 
@@ -25,7 +27,12 @@ from isthmus_plugins.distribution.positions import Course, Given, PositionError,
 METADATA_BYTES_MAX: Final = 4_096
 """A broker's ``offset.metadata.max.bytes``, by default."""
 _PREFIX: Final = "__isthmus_tree_"
-"""Groups and transactional ids of the proxies' own: they are in no namespace."""
+"""Topics, groups and transactional ids of the proxies' own: they are in no namespace."""
+TIMES_TOPIC: Final = f"{_PREFIX}times"
+"""Where groups' times go from cluster to cluster (:mod:`isthmus_plugins.distribution.group_times`)."""
+REACHED_GROUP: Final = f"{_PREFIX}reached"
+TIMES_ID: Final = f"{_PREFIX}times"
+"""The transactional id with which a cluster's offset distributor sends times, and commits what it has reached."""
 
 
 def courses_group(level: int) -> str:
@@ -161,6 +168,22 @@ def latest(kept: Iterable[tuple[int, KeptGiven]]) -> dict[int, KeptGiven]:
         if known is None or known.given < each.given:
             found[partition] = each
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReached:
+    """By level: a time (ms) that no message has that this cluster holds, and has not settled there, is earlier than."""
+
+    times: Mapping[int, int]
+
+    def metadata(self) -> str:
+        return _text({str(level): time for level, time in self.times.items()})
+
+    @classmethod
+    def of(cls, metadata: str) -> KeptReached:
+        """Raises PositionError: it is not one of these."""
+        with _Reading(metadata) as found:
+            return cls({int(level): int(time) for level, time in found.items()})
 
 
 def _text(value: dict[str, Any]) -> str:

@@ -29,8 +29,8 @@ class LeastTimestamps:
         self.last: int | None = None
         """Timestamp of the last record."""
 
-    def appended(self, offset: int, timestamp: int) -> None:
-        """A record. Of a batch that is not looked into: its last offset, and a time no later than any record's."""
+    def appended(self, offset: int, timestamp: int, last: int | None = None) -> None:
+        """A record; or a batch: its last offset, the least timestamp in it, and the ``last`` one."""
         while self._entries and self._entries[-1][1] >= timestamp:
             self._entries.pop()
         self._entries.append((offset, timestamp))
@@ -38,12 +38,16 @@ class LeastTimestamps:
             # Two become one: the later offset, the earlier time. What is old was halved more often.
             halved = [(offset, earlier) for (_, earlier), (offset, _) in zip(*[iter(self._entries)] * 2, strict=False)]
             self._entries = halved + self._entries[2 * len(halved) :]
-        self.last = timestamp
+        self.last = timestamp if last is None else last
+
+    def from_offset(self, offset: int) -> int | None:
+        """The least timestamp from ``offset`` on; None behind the end."""
+        return next((timestamp for last, timestamp in self._entries if last >= offset), None)
 
     def since(self, offset: int) -> int | None:
         """The least timestamp from ``offset`` on (a deleted one: from the log's start), behind the end that of the last
         record and one millisecond; None of an empty log."""
-        unread = next((timestamp for last, timestamp in self._entries if last >= offset), None)
+        unread = self.from_offset(offset)
         if unread is not None or self.last is None:
             return unread
         return self.last + 1
@@ -67,6 +71,20 @@ def time_to_send(unread: int | None, on_the_way: Iterable[int | None], margin_ms
     return None if least is None else least - margin_ms
 
 
+def reached(read_ms: int, unsettled: int | None) -> int:
+    """What a cluster has reached at the clusters on one side of it: for :func:`time_to_send` at any of these.
+
+    ``read_ms``: all that it held at this time was looked at; ``unsettled``: the least timestamp of what of that is not
+    settled, None where all is. What it takes later is not earlier than that, but for the margin.
+    """
+    return read_ms if unsettled is None else min(read_ms, unsettled)
+
+
+def moves_on(before: int | None, now: int, margin_ms: int) -> bool:
+    """Whether a time is told again: at once where it is earlier, else when it has gone on by a tenth of the margin."""
+    return before is None or now < before or now - before >= max(margin_ms // 10, 1)
+
+
 class Waits(StrEnum):
     """Why a time that was received is not committed (yet)."""
 
@@ -79,7 +97,8 @@ def position_at(
     first_later: int | None, log_start: int, committed: int | None, *, has_members: bool, may_go_back: bool = False
 ) -> int | Waits:
     """The offset to commit at the receiver. ``first_later``: of the first record that is later than the time received;
-    ``committed``: what the group has here."""
+    ``committed``: what the group itself has committed here; None: nothing, or it was set by a time, which may go back.
+    """
     if has_members:
         return Waits.MEMBERS
     if first_later is None:

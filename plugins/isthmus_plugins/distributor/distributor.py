@@ -36,6 +36,7 @@ from isthmus_plugins.distribution.by_key import by_key
 from isthmus_plugins.distribution.copies import Copies, copies
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import (
+    TIMES_TOPIC,
     KeptCourse,
     KeptGiven,
     courses_group,
@@ -194,7 +195,7 @@ class Distributor:
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
-        self._looked = await self._look(target)
+        self._look_again_at = 0.0  # what is there may have changed since
         self.waits = None
         log.info("distributing", extra={"level": self.level, "target": target, "partitions": len(positions)})
         try:
@@ -218,7 +219,12 @@ class Distributor:
         """Those of this cluster that are distributed."""
         known = self._chosen()
         found = await self._cluster.topics()
-        return {name: info for name, info in found.items() if known is not None and name in known and not info.internal}
+        return {
+            name: info
+            for name, info in found.items()
+            if (known is not None and name in known and not info.internal)
+            or (name == TIMES_TOPIC and self._document.groups)
+        }
 
     async def _switched(self, target: str) -> None:
         """Have every course lead to the target. Raises Waits while the one before does not say what it has."""
@@ -284,6 +290,7 @@ class Distributor:
         cluster = await self._leaves.reached(target)
         with _asking(target):
             there = await self._topics_there(cluster, target, topics)
+            self._looked = _seen(topics, there)
             self._target = self._transactions(cluster)
             await self._target.begin()
             given = await self._given_to(cluster, target)
@@ -582,10 +589,7 @@ class Distributor:
         cluster = await self._leaves.reached(target)
         with _asking(target):
             there = await self._topics_there(cluster, target, here)
-        return (
-            {name: (info.topic_id, [each.leader_epoch for each in info.partitions]) for name, info in here.items()},
-            {name: len(info.partitions) for name, info in there.items()},
-        )
+        return _seen(here, there)
 
     async def _settle(self) -> list[TopicPartition]:
         """Ask each leaf that was given something how far that is on all clusters of its side; what has changed."""
@@ -660,6 +664,14 @@ async def _topic_ends(cluster: ClusterApi, topics: Mapping[str, Iterable[int]]) 
             raise BrokerUnavailable(f"where {name}-{partition} ends there is not known now")
         ends[name][partition] = found[name, partition]
     return dict(ends)
+
+
+def _seen(here: Mapping[str, TopicInfo], there: Mapping[str, TopicInfo]) -> object:
+    """What is not to change while topics are distributed."""
+    return (
+        {name: (info.topic_id, [each.leader_epoch for each in info.partitions]) for name, info in here.items()},
+        {name: len(info.partitions) for name, info in there.items()},
+    )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Final
 
 from isthmus_control.codec import canonical_json
@@ -19,6 +20,7 @@ from isthmus_plugins.distribution.targets import wrong_targets
 from isthmus_plugins.distribution.tree import Change, TreeError
 from isthmus_plugins.distributor.changes import Changes, lacks
 from isthmus_plugins.distributor.distributor import Distributor
+from isthmus_plugins.distributor.group_offsets import GroupOffsets
 from isthmus_plugins.distributor.new_topics import NewTopics
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
@@ -29,8 +31,10 @@ from isthmus_plugins.trees import (
     DistributedPartition,
     DistributorStatus,
     LeftTree,
+    OffsetsStatus,
     TreePlan,
     TreeStatus,
+    WaitingOffset,
     plan_of,
 )
 
@@ -53,11 +57,17 @@ def read_next(text: str, before: TreeDocument | None, filling: Collection[str]) 
 
 
 class Operations:
-    """``distributors``: those that this proxy runs, by level."""
+    """``distributors``: those that this proxy runs, by level. ``offsets``: of groups, where it distributes these."""
 
-    def __init__(self, context: PluginContext, distributors: Callable[[], Mapping[int, Distributor]]) -> None:
+    def __init__(
+        self,
+        context: PluginContext,
+        distributors: Callable[[], Mapping[int, Distributor]],
+        offsets: Callable[[], GroupOffsets | None] = lambda: None,
+    ) -> None:
         self._context = context
         self._distributors = distributors
+        self._offsets = offsets
 
     def status(self) -> TreeStatus:
         """The tree of this cluster, and its distributors as this proxy knows them."""
@@ -68,6 +78,7 @@ class Operations:
         return TreeStatus(
             plan=self._plan(document, known.leaf),
             distributors=[self._status(known, document, level) for level in known.levels],
+            offsets=self._offsets_status(known, document),
         )
 
     async def apply(self, request: ApplyTreeRequest) -> AppliedTree:
@@ -183,6 +194,20 @@ class Operations:
             await self._append(LeaveTree(known.version))
         return LeftTree(dry_run=dry_run, lacking=lacking)
 
+    async def go_back(self, group: str) -> TreeStatus:
+        """Have a group go on here where other clusters say, also where it went on by itself."""
+        known = self._known()
+        document = document_of(known)
+        running = self._offsets()
+        if running is None:
+            status = self._offsets_status(known, document)
+            if status is None:
+                raise OperationError("INVALID", "no groups' offsets are distributed: `groups` in the tree's file", 422)
+            raise OperationError("CONFLICT", f"proxy {status.proxy} distributes groups' offsets: ask that one")
+        if not await running.committer.go_back(group):
+            raise OperationError("NOT_FOUND", f"no other cluster has said how far group {group} has read", 404)
+        return self.status()
+
     def _known(self) -> DistributionTree:
         known = self._context.control.state.tree
         if known is None:
@@ -210,12 +235,54 @@ class Operations:
             drawing=as_text(document.tree, planned),
         )
 
-    def _status(self, known: DistributionTree, document: TreeDocument, level: int) -> DistributorStatus:
+    def _offsets_status(self, known: DistributionTree, document: TreeDocument) -> OffsetsStatus | None:
+        if not document.groups:
+            return None
+        proxy = self._proxy(known.levels[0])
+        status = OffsetsStatus(
+            groups=list(document.groups),
+            margin_ms=document.margin_ms,
+            proxy=proxy,
+            state="Unclaimed" if proxy is None else "Elsewhere",
+        )
+        running = self._offsets()
+        if running is None:
+            return status
+        waits, lag = running.waits, running.distributor.lag()
+        reason = waits or running.warning
+        return status.model_copy(
+            update={
+                "state": "Distributing" if waits is None else "Waiting",
+                "reason_code": None if reason is None else reason.code,
+                "reason": None if reason is None else reason.message,
+                "lag_ms": None if lag is None else lag[0],
+                "sent": running.distributor.sent,
+                "set": running.committer.set,
+                "waiting": [
+                    WaitingOffset(
+                        group=key.group,
+                        topic=key.topic,
+                        partition=key.partition,
+                        origin=None if said is None else said.origin,
+                        time_ms=None if said is None else said.time,
+                        reason_code=why.code,
+                        reason=why.message,
+                    )
+                    for key, said, why in sorted(running.waiting, key=itemgetter(0))
+                ],
+            }
+        )
+
+    def _proxy(self, level: int) -> str | None:
+        """Which one has a level."""
         state = self._context.control.state
+        holder = state.distributors.get(level)
+        return next((each.name for each in state.proxies.values() if each.incarnation == holder), None)
+
+    def _status(self, known: DistributionTree, document: TreeDocument, level: int) -> DistributorStatus:
         target = document.target(known.leaf, level, known.chosen.get(level))
         (above,) = (each for each in document.tree.above(known.leaf) if each.level == level)
-        holder = state.distributors.get(level)
-        proxy = next((each.name for each in state.proxies.values() if each.incarnation == holder), None)
+        proxy = self._proxy(level)
         status = DistributorStatus(
             level=level,
             bit=bit(level),

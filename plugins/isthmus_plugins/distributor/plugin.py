@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +16,8 @@ from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.tree import TreeError
 from isthmus_plugins.distributor.claims import Claims
 from isthmus_plugins.distributor.distributor import Distributor
+from isthmus_plugins.distributor.fetched_metadata import FetchedMetadata
+from isthmus_plugins.distributor.group_offsets import GroupOffsets
 from isthmus_plugins.distributor.operations import Operations, document_of
 from isthmus_plugins.distributor.produced_flags import ProducedFlags
 from isthmus_plugins.hookspecs import hookimpl
@@ -31,9 +34,13 @@ class Parts:
     def __init__(self, context: PluginContext) -> None:
         self.context = context
         self.flags = ProducedFlags(context)
-        self.operations = Operations(context, lambda: self.distributors)
+        self.metadata = FetchedMetadata()
+        self.operations = Operations(context, lambda: self.distributors, lambda: self.group_offsets)
         self.distributors: dict[int, Distributor] = {}
+        self.group_offsets: GroupOffsets | None = None
+        """Where this proxy has the lowest level, and groups' offsets are distributed."""
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._offsets_running: asyncio.Task[None] | None = None
         self._tree: DistributionTree | None = None
         self._document: TreeDocument | None = None
         self._tasks = Tasks("distribution", context.supervision)
@@ -59,11 +66,13 @@ class Parts:
         """Another version: its distributors begin anew."""
         for level in list(self._running):
             self._end(level)
+        self._end_offsets()
         try:
             self._document = None if tree is None else document_of(tree)
         except TreeError as error:
             self._document = None
             log.error("tree not understood: nothing is distributed", extra={"error": str(error)})
+        self.metadata.active = self._document is not None and bool(self._document.groups)
 
     def _run_what_is_held(self) -> None:
         held = self._claims.held if self._document is not None else frozenset()
@@ -75,6 +84,16 @@ class Parts:
             distributor = Distributor(self.context, self._document, self._tree.leaf, level, lambda: self._tree)
             self.distributors[level] = distributor
             self._running[level] = self._tasks.keep(f"level-{level}", distributor.run)
+        if self._tree is None or self._tree.levels[0] not in held:
+            self._end_offsets()
+        elif self.group_offsets is None and self._document is not None and self._document.groups:
+            self.group_offsets = GroupOffsets(self.context, self._document, self._tree.leaf, lambda: self._tree)
+            self._offsets_running = self._tasks.keep("group-offsets", self.group_offsets.run)
+
+    def _end_offsets(self) -> None:
+        if self._offsets_running is not None:
+            self._offsets_running.cancel()
+        self._offsets_running = self.group_offsets = None
 
     def _end(self, level: int) -> None:
         self._running.pop(level).cancel()
@@ -103,7 +122,7 @@ class DistributionPlugin:
 
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
-        return self.parts.flags.hooks()
+        return [*self.parts.flags.hooks(), *self.parts.metadata.hooks()]
 
     @hookimpl
     def isthmus_tree_operations(self) -> TreeOperations | None:
@@ -111,7 +130,8 @@ class DistributionPlugin:
 
     @hookimpl
     def isthmus_metrics(self) -> Iterable[Metric]:
-        return families(self.parts.distributors, self.parts.flags.taken_off)
+        yield from families(self.parts.distributors, self.parts.flags.taken_off)
+        yield from offset_families(self.parts.group_offsets)
 
 
 def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterable[Metric]:
@@ -159,6 +179,36 @@ def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterabl
     )
     taken.add_metric([], taken_off)
     yield from (distributing, lag, unsettled, left_out, fill_left, given, refused, lost, taken)
+
+
+def offset_families(offsets: GroupOffsets | None) -> Iterable[Metric]:
+    """Of the proxy that distributes groups' committed offsets."""
+    distributing = GaugeMetricFamily(
+        "isthmus_tree_offsets_distributing", "Whether groups' committed offsets are distributed now"
+    )
+    lag = GaugeMetricFamily(
+        "isthmus_tree_offsets_lag_seconds",
+        "How late messages of other clusters may come here, as far as they have said",
+    )
+    margin = GaugeMetricFamily("isthmus_tree_offsets_margin_seconds", "The margin of groups' times")
+    sent = CounterMetricFamily("isthmus_tree_offsets_sent", "Times of groups that were told to other clusters")
+    was_set = CounterMetricFamily(
+        "isthmus_tree_offsets_set", "Offsets that were committed for groups of other clusters"
+    )
+    waiting = GaugeMetricFamily(
+        "isthmus_tree_offsets_waiting", "Partitions of groups that are not told, or not set", labels=("reason",)
+    )
+    if offsets is not None:
+        distributing.add_metric([], offsets.waits is None)
+        found = offsets.distributor.lag()
+        if found is not None:
+            lag.add_metric([], found[0] / 1000)
+        margin.add_metric([], offsets.margin_ms / 1000)
+        sent.add_metric([], offsets.distributor.sent)
+        was_set.add_metric([], offsets.committer.set)
+        for code, count in Counter(each.code for _, _, each in offsets.waiting).items():
+            waiting.add_metric([code], count)
+    yield from (distributing, lag, margin, sent, was_set, waiting)
 
 
 plugin = DistributionPlugin()

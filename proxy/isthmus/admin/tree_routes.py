@@ -50,6 +50,11 @@ def install(app: FastAPI, services: AdminServices) -> None:
         """Of a distributor of this cluster."""
         return await _trees(services).choose_target(cluster, level, request)
 
+    @app.post("/v1/tree/groups/{group}/go-back", tags=["tree"], summary="Set a group back")
+    async def go_back(group: str) -> TreeStatus:
+        """To where other clusters say that it is to go on here, also where it went on here by itself."""
+        return await _trees(services).go_back(group)
+
 
 def _trees(services: AdminServices) -> TreeOperations:
     if services.control is None:

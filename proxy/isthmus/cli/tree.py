@@ -127,7 +127,8 @@ def show_tree(
     with Admin(url, output) as admin:
         found = admin.get("/v1/tree")
     show(found, output, lambda each: _shown(each, everything))
-    waits = any(
+    offsets = found["offsets"]
+    waits = (offsets is not None and offsets["reason"] is not None) or any(
         each["state"] == "Waiting" or any(map(_is_left_out, each["partitions"])) for each in found["distributors"]
     )
     raise typer.Exit(Exit.FAILED if waits else Exit.OK)
@@ -192,6 +193,34 @@ def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
         )
         if not everything and len(partitions) > PARTITIONS_SHOWN:
             yield f"and {len(partitions) - PARTITIONS_SHOWN} more (--all)"
+    if found["offsets"] is not None:
+        yield ""
+        yield from _offsets(found["offsets"], everything)
+
+
+def _offsets(offsets: dict[str, Any], everything: bool) -> Iterator[str]:
+    lag = "unknown" if offsets["lag_ms"] is None else f"{offsets['lag_ms'] / 1000:.1f} s"
+    yield from fields(
+        [
+            ("offsets of groups", [f"{prefix_cell(each)}*" for each in offsets["groups"]]),
+            ("state", offsets["state"]),
+            ("reason", offsets["reason"]),
+            ("proxy", offsets["proxy"]),
+            ("margin", f"{offsets['margin_ms'] / 1000:g} s"),
+            ("lag", lag),
+            ("sent", offsets["sent"]),
+            ("set", offsets["set"]),
+        ]
+    )
+    rows = [
+        (each["group"], f"{each['topic']}-{each['partition']}", each["origin"], each["reason"])
+        for each in offsets["waiting"]
+    ]
+    if rows:
+        yield ""
+        yield from columns(("GROUP", "PARTITION", "OF", "WAITS FOR"), rows if everything else rows[:PARTITIONS_SHOWN])
+        if not everything and len(rows) > PARTITIONS_SHOWN:
+            yield f"and {len(rows) - PARTITIONS_SHOWN} more (--all)"
 
 
 def _sum(partitions: list[dict[str, Any]], name: str) -> int:
@@ -247,6 +276,21 @@ def _would_write(found: dict[str, Any], level: int, give_up: bool) -> Iterator[s
         known = [each for each in status["partitions"] if each["position"] is not None]
         again = sum(each["position"] - (each["settled"] or 0) for each in known)
         yield f"{again} offsets would be given again, if the target of before does not answer: they are not settled"
+
+
+@app.command("go-back", epilog=example("isthmus tree go-back billing-1") + EXIT_CODES)
+def go_back(
+    group: Annotated[str, typer.Argument(help="A consumer group without members at this cluster.")],
+    url: UrlOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Set a group to where other clusters say that it is to go on here, also where it went on by itself.
+
+    Without it a group is never put back that has committed here since.
+    """
+    with Admin(url, output) as admin:
+        found = admin.post(f"/v1/tree/groups/{quote(group, safe='')}/go-back")
+    show(found, output, lambda each: _shown(each, everything=False))
 
 
 @app.command(epilog=example("isthmus tree leave --dry-run", "isthmus tree leave") + EXIT_CODES)

@@ -18,7 +18,7 @@ from kio.static.primitive import TZAwareMicros, i8, i16, i32, i64
 from support.partition_log import runs_of
 from support.records import NOW, PLAIN, batch_of, record_lists
 
-from isthmus_protocol.record_codec import Marker, Record, decode_control, decode_records, encode_batch
+from isthmus_protocol.record_codec import Marker, Record, decode_control, decode_records, encode_batch, timestamps
 from isthmus_protocol.records import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -190,6 +190,7 @@ def test_a_delete_horizon_is_the_base_of_timestamps() -> None:
         payload, 2, base_offset=3, attributes=DELETE_HORIZON_BIT, base_timestamp=NOW + 86_400_000, max_timestamp=NOW + 5
     )
     assert decode_records(batch) == records
+    assert timestamps(batch) == (NOW, NOW + 5)
     # Encoded anew it has no horizon: the target's cleaner decides on its own.
     anew = whole_header(encode_batch(decode_records(batch), whole_header(batch)))
     assert not anew.has_delete_horizon
@@ -282,6 +283,13 @@ EMPTY = "0c" "00" "00" "00" "01" "01" "00"  # fmt: skip
 def test_records_that_cannot_be(payload: str, records: int, message: str) -> None:
     with pytest.raises(MalformedBatch, match=message):
         decode_records(payload_batch(bytes.fromhex(payload), records))
+
+
+@settings(deadline=None)
+@given(record_lists(), st.sampled_from(list(Compression)))
+def test_the_least_timestamp_and_the_last(records: list[Record], compression: Compression) -> None:
+    batch = encode_batch(records, PLAIN, compression=compression)
+    assert timestamps(batch) == (min(each.timestamp for each in records), records[-1].timestamp)
 
 
 def test_a_timestamp_beyond_64_bits_is_malformed() -> None:

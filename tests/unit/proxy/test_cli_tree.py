@@ -18,8 +18,10 @@ from isthmus.cli.root import app
 from isthmus_control.commands import ClaimDistributor, RaiseLevel
 from isthmus_control.levels import TREES
 from isthmus_control.model import Reason
+from isthmus_plugins.distribution.group_times import GroupTime
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_plugins.distributor.operations import Operations
+from isthmus_protocol.offsets_log import OffsetKey
 
 WIDE = {"COLUMNS": "300"}
 
@@ -178,6 +180,69 @@ def test_topics_that_are_made_are_said(
     assert "topic t-2 is made as at c2: partitions 2, replicas 1" in made
     assert any(line.startswith("topic t-2 is made without retention.ms: ") for line in made)
     assert "t-2" in clusters["c1"].found
+
+
+def test_offsets_of_groups_are_shown_and_put_back(
+    admin: RunningAdmin, distributors: dict[int, Any], file: Path
+) -> None:
+    assert not distributors
+    went_back: list[str] = []
+
+    async def go_back(group: str) -> list[OffsetKey]:
+        went_back.append(group)
+        return [] if group == "unknown" else [key]
+
+    key = OffsetKey("bills-1", "t-1", 0)
+    said = GroupTime(1000, 900, "c2", "", 8)
+    reason = Reason("WENT_ON", "the group has gone on here")
+    running: Any = SimpleNamespace(
+        waits=None,
+        warning=None,
+        distributor=SimpleNamespace(lag=lambda: (1500, "c2"), sent=3),
+        committer=SimpleNamespace(set=4, go_back=go_back),
+        waiting=[(key, said, reason)],
+    )
+    runs: list[Any] = [None]
+    context: Any = SimpleNamespace(cluster_id="id-c1", control=admin.log)
+    admin.services.trees = Operations(context, dict, lambda: runs[0])
+    run(admin, "apply", str(file))
+    assert "offsets of groups" not in run(admin, "show").stdout
+    refused = run(admin, "go-back", "bills-1")
+    assert (refused.exit_code, "`groups` in the tree's file (INVALID)" in refused.stderr) == (1, True)
+
+    document = json.loads(file.read_text()) | {"version": 2, "groups": ["bills-"], "margin_ms": 2500}
+    file.write_text(json.dumps(document))
+    run(admin, "apply", str(file))
+    assert "state Unclaimed" in lines(run(admin, "show"))
+    incarnation = admin.log.state.proxies["proxy-1"].incarnation
+    admin.call(admin.log.apply, ClaimDistributor(8, incarnation))
+    assert "state Elsewhere" in lines(run(admin, "show"))
+    refused = run(admin, "go-back", "bills-1")
+    assert (refused.exit_code, "ask that one (CONFLICT)" in refused.stderr) == (1, True)
+
+    runs[0] = running
+    shown = lines(run(admin, "show"))
+    assert shown[-11:] == [
+        "offsets of groups bills-*",
+        "state Distributing",
+        "reason -",
+        "proxy proxy-1",
+        "margin 2.5 s",
+        "lag 1.5 s",
+        "sent 3",
+        "set 4",
+        "",
+        "GROUP PARTITION OF WAITS FOR",
+        "bills-1 t-1-0 c2 the group has gone on here",
+    ]
+    running.warning = Reason("MARGIN_BELOW_LAG", "messages of c2 may come late")
+    assert "reason messages of c2 may come late" in lines(run(admin, "show"), 1)
+    running.warning, running.waits = None, Reason("SOURCE_UNAVAILABLE", "no broker answers")
+    assert "state Waiting" in lines(run(admin, "show"), 1)
+    assert run(admin, "go-back", "bills-1").exit_code == 0
+    refused = run(admin, "go-back", "unknown")
+    assert (refused.exit_code, "no other cluster has said" in refused.stderr) == (1, True)
+    assert went_back == ["bills-1", "unknown"]
 
 
 def test_what_is_wrong_is_said(admin: RunningAdmin, distributors: dict[int, Any], file: Path, tmp_path: Path) -> None:

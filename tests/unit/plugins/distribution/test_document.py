@@ -53,6 +53,20 @@ def test_a_document_as_it_is_written() -> None:
     assert [found.leaf_of(each) for each in ("id-a", "id-c", "id-x")] == ["cluster-1", "cluster-3", None]
 
 
+def test_offsets_of_groups_in_a_document() -> None:
+    found = read_document(text(["a", "b"], NAMES[:2], groups=["bills-", "app."], margin_ms=5))
+    assert (found.groups, found.margin_ms) == (("bills-", "app."), 5)
+    assert read_document(json.dumps(written(found))) == found
+    default = read_document(text(["a", "b"], NAMES[:2]))
+    assert (default.groups, default.margin_ms) == ((), 60_000)
+    assert not {"groups", "margin_ms"} & written(default).keys()  # as it was written before there were any
+    for more in ({"margin_ms": 0}, {"groups": "x"}):
+        assert problems(text(["a", "b"], NAMES[:2], **more))
+    assert problems(text(["a", "b"], NAMES[:2], groups=["x", "xy"])) == (
+        "groups: 'x' and 'xy' overlap: keep the shorter one",
+    )
+
+
 def test_levels_have_room_between_them_by_default() -> None:
     tree = read_document(text([[["a", "b"], "c"], ["d", "e"]], NAMES)).tree
     assert {leaf: [above.level for above in tree.above(leaf)] for leaf in NAMES} == {

@@ -10,6 +10,7 @@ from isthmus_plugins.distribution.kept import (
     METADATA_BYTES_MAX,
     KeptCourse,
     KeptGiven,
+    KeptReached,
     courses_group,
     given_at,
     given_group,
@@ -61,6 +62,18 @@ def test_what_a_proxy_of_before_has_written_is_read() -> None:
     assert (given.given, given.fill_until, given.spread) == (Given(Term(1, 0), 5), 0, False)
     course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
     assert KeptCourse.of(course).digest == ""
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(1, 63), OFFSETS))
+def test_what_was_reached_reads_as_it_was_written(times: dict[int, int]) -> None:
+    assert KeptReached.of(KeptReached(times).metadata()) == KeptReached(times)
+
+
+@pytest.mark.parametrize("metadata", ["", "[]", '{"x":1}', '{"4":null}', '{"4":"y"}'])
+def test_nothing_else_was_reached(metadata: str) -> None:
+    with pytest.raises(PositionError, match="which no distributor of this version has written"):
+        KeptReached.of(metadata)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus_plugins.distribution.times import MARGIN_MS, LeastTimestamps, Waits, position_at, time_to_send
+from isthmus_plugins.distribution.times import (
+    MARGIN_MS,
+    LeastTimestamps,
+    Waits,
+    moves_on,
+    position_at,
+    reached,
+    time_to_send,
+)
 
 TIMES = st.integers(0, 50)
 
@@ -91,6 +99,25 @@ def test_nothing_unread_lies_before_the_position(
     if isinstance(position, int):
         read = set(here[:committed])
         assert set(there[:position]) <= read
+
+
+def test_a_batch_counts_as_its_earliest_record() -> None:
+    least = LeastTimestamps()
+    least.appended(4, 10, last=30)
+    least.appended(9, 40, last=35)
+    assert [least.since(offset) for offset in (0, 4, 5, 9, 10)] == [10, 10, 40, 40, 36]
+    assert [least.from_offset(offset) for offset in (0, 9, 10)] == [10, 40, None]
+
+
+def test_what_a_cluster_has_reached() -> None:
+    assert reached(100, None) == 100
+    assert (reached(100, 90), reached(100, 110)) == (90, 100)
+
+
+def test_a_time_moves_on_by_a_tenth_of_the_margin() -> None:
+    assert moves_on(None, 5, 100)
+    assert [moves_on(50, now, 100) for now in (49, 50, 59, 60)] == [True, False, False, True]
+    assert [moves_on(50, now, 1) for now in (50, 51)] == [False, True]
 
 
 def test_what_is_not_known_is_not_sent() -> None:

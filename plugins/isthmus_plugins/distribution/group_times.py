@@ -1,0 +1,95 @@
+"""What goes from cluster to cluster of a group's committed offsets: group|topic|partition -> time (document 000).
+
+A record of the topic :data:`~isthmus_plugins.distribution.kept.TIMES_TOPIC`, which is compacted by key, and which
+distributors pass on like any other, with copy flags in a header:
+
+    key     group|topic|partition
+    value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own}
+
+The topic's last record of a key counts. Nobody reaches headers of the offsets topic: a commit that was set by such a
+record has its flags in the metadata, before the application's own, and so nobody takes it for a commit of the group's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, NamedTuple
+
+from isthmus_plugins.distribution.times import moves_on
+from isthmus_protocol.offsets_log import OffsetKey
+
+MARK: Final = "isthmus-copy-flags="
+_MARKED: Final = re.compile(rf"{MARK}([0-9a-f]{{16}});")
+
+
+class MalformedTime(ValueError):
+    """A record of the topic of times that no offset distributor of this version has written."""
+
+
+class GroupTime(NamedTuple):
+    """What a cluster says of a group's partition: all before this time was read there, and is on its way nowhere."""
+
+    time: int
+    """Milliseconds since 1970."""
+    committed_ms: int
+    """When the group committed there, by the clock of its coordinator."""
+    origin: str
+    metadata: str
+    """The application's own."""
+    flags: int = 0
+    """Of the record; 0: it is this cluster's own."""
+
+    def value(self) -> bytes:
+        said = {name: getattr(self, name) for name in ("time", "committed_ms", "origin", "metadata")}
+        return json.dumps(said, separators=(",", ":")).encode()
+
+    @classmethod
+    def of(cls, value: bytes, flags: int) -> GroupTime:
+        """Raises MalformedTime."""
+        try:
+            found = json.loads(value)
+            return cls(
+                int(found["time"]),
+                int(found["committed_ms"]),
+                str(found["origin"]),
+                str(found["metadata"]),
+                flags,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedTime(f"{value[:100]!r} is no time of a group") from error
+
+    def marked(self) -> str:
+        """The metadata of the commit that is set by it."""
+        return f"{MARK}{self.flags:016x};{self.metadata}"
+
+
+def unmarked(metadata: str) -> tuple[int, str]:
+    """The copy flags of a commit, and the application's own metadata; 0: it is the group's commit itself."""
+    found = _MARKED.match(metadata)
+    return (int(found[1], 16), metadata[found.end() :]) if found is not None else (0, metadata)
+
+
+def key_of(place: OffsetKey) -> bytes:
+    return f"{place.group}|{place.topic}|{place.partition}".encode()
+
+
+def read_key(key: bytes | None) -> OffsetKey:
+    """Raises MalformedTime. A group's name may hold the separator, a topic's cannot."""
+    try:
+        group, topic, partition = (key or b"").decode().rsplit("|", 2)
+        return OffsetKey(group, topic, int(partition))
+    except ValueError as error:
+        raise MalformedTime(f"{key!r} is not group|topic|partition") from error
+
+
+def was_last_here(committed_ms: int, known: GroupTime | None) -> bool:
+    """Whether a group's own commit at this cluster is its last one anywhere, as far as this cluster knows."""
+    return known is None or not known.flags or committed_ms > known.committed_ms
+
+
+def is_news(said: GroupTime, known: GroupTime | None, margin_ms: int) -> bool:
+    """Whether what this cluster has to say of a group is not what stands there already."""
+    if known is None or known.flags or known.metadata != said.metadata:
+        return True
+    return moves_on(known.time, said.time, margin_ms)

@@ -1,0 +1,189 @@
+"""Sets groups to where they are to go on here, as other clusters have said (document 000's offset committer).
+
+A commit is refused by the coordinator where the group has members: nobody reads from under them. So is none made here
+where the group went on by itself. What is not set waits, with its reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from isthmus_control.model import Reason
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
+from isthmus_plugins.distribution.group_times import GroupTime, unmarked, was_last_here
+from isthmus_plugins.distribution.times import Waits, position_at
+from isthmus_plugins.distributor import reasons
+from isthmus_plugins.distributor.followed import Commits, Times, Timestamps
+from isthmus_plugins.distributor.later import Later
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.tasks import some_at_once
+from isthmus_protocol.error_codes import ILLEGAL_GENERATION, STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID
+from isthmus_protocol.offsets_log import OffsetKey
+
+log = logging.getLogger("isthmus_plugins.distributor")
+
+GROUPS_AT_ONCE: Final = 16
+RETRY_S: Final = 3.0
+KEPT_AGAIN_S: Final = 3_600.0
+"""What is set is committed again: brokers forget the offsets of groups without members, after a week."""
+AS_BROKERS_DO: Final = -1
+"""How long committed offsets are kept."""
+EARLIEST: Final = -2
+"""In the place of a time: where the log begins."""
+_HAS_MEMBERS: Final = frozenset((UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH))
+_REASONS: Final = {
+    Waits.NOT_REACHED: reasons.NOT_REACHED,
+    Waits.MEMBERS: reasons.MEMBERS,
+    Waits.WENT_ON: reasons.WENT_ON,
+}
+
+
+class State(NamedTuple):
+    """What has become of a time that another cluster said."""
+
+    said: GroupTime
+    reason: Reason | None
+    """None: it is set, or the group's last commit was here."""
+    again_at: float
+
+
+class OffsetCommitter:
+    """Of this cluster."""
+
+    def __init__(
+        self, context: PluginContext, commits: Commits, times: Times, timestamps: Timestamps, later: Later
+    ) -> None:
+        self._cluster = context.cluster
+        self._later = later
+        self._clock = context.clock
+        self._commits = commits
+        self._times = times
+        self._timestamps = timestamps
+        self.states: dict[OffsetKey, State] = {}
+        self.set = 0
+        """Offsets that were committed, but for those that were committed again."""
+
+    @property
+    def waiting(self) -> Iterator[tuple[OffsetKey, GroupTime, Reason]]:
+        """What is not set, and why."""
+        return ((key, each.said, each.reason) for key, each in self.states.items() if each.reason is not None)
+
+    async def tick(self) -> None:
+        """Set what is new, and look again at what waits."""
+        if not (self._commits.loaded and self._times.loaded):
+            return
+        now = self._clock.monotonic()
+        said = self._said()
+        self.states = {key: state for key, state in self.states.items() if key in said}
+        due: dict[str, dict[OffsetKey, GroupTime]] = defaultdict(dict)
+        for key, each in said.items():
+            state = self.states.get(key)
+            if state is None or state.said != each or now >= state.again_at:
+                due[key.group][key] = each
+        await some_at_once(GROUPS_AT_ONCE, self._set_some, due.items())
+
+    async def go_back(self, group: str) -> Sequence[OffsetKey]:
+        """Set a group to where other clusters say, also where it went on here; which partitions they say it of."""
+        said = {key: each for key, each in self._said().items() if key.group == group}
+        await self._set(group, said, may_go_back=True)
+        return list(said)
+
+    def _said(self) -> dict[OffsetKey, GroupTime]:
+        """What other clusters say of groups, of what is distributed."""
+        return {
+            key: each
+            for key, each in self._times.latest.items()
+            if each.flags and self._commits.follows(key.group) and (key.topic, key.partition) in self._timestamps.logs
+        }
+
+    async def _set_some(self, due: tuple[str, Mapping[OffsetKey, GroupTime]]) -> None:
+        await self._set(*due)
+
+    async def _set(self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool = False) -> None:
+        try:
+            reasons_why = await self._look_and_set(group, said, may_go_back)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            reasons_why = dict.fromkeys(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
+        now = self._clock.monotonic()
+        for key, reason in reasons_why.items():
+            self.states[key] = State(said[key], reason, now + (KEPT_AGAIN_S if reason is None else RETRY_S))
+
+    async def _look_and_set(
+        self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool
+    ) -> dict[OffsetKey, Reason | None]:
+        """Why what is not set is not. Raises BrokerUnavailable, KafkaRefused."""
+        found = await self._cluster.committed_offsets([group], stable=True)
+        if group not in found:
+            raise BrokerUnavailable(f"what group {group} has committed cannot be read now")
+        has = found[group]
+        first_later = await self._first_later(said)
+        own = self._commits.own(group)
+        done: dict[OffsetKey, Reason | None] = {}
+        wanted: dict[TopicPartition, CommittedOffset] = {}
+        for key, each in said.items():
+            place = key.topic, key.partition
+            committed = has.get(place)
+            if committed is not None and (committed.offset < 0 or unmarked(committed.metadata)[0]):
+                itself = None
+            else:
+                itself = committed
+            if itself and not may_go_back and key in own and was_last_here(own[key].committed_ms, each):
+                done[key] = None
+                continue
+            if place not in first_later:
+                done[key] = Reason(reasons.COMMIT_UNAVAILABLE, "the log here cannot be asked for times now")
+                continue
+            position = position_at(
+                *first_later[place],
+                None if itself is None else itself.offset,
+                has_members=False,  # the coordinator says so
+                may_go_back=may_go_back,
+            )
+            if isinstance(position, Waits):
+                done[key] = Reason(_REASONS[position], position.value)
+                continue
+            new = CommittedOffset(position, each.marked())
+            state = self.states.get(key)
+            is_kept_again = state is not None and state.said == each and state.reason is None
+            if committed == new and not is_kept_again:
+                done[key] = None
+            else:
+                wanted[place] = new
+        if wanted:
+            refused = await self._cluster.commit_offsets(group, wanted, AS_BROKERS_DO)
+            for place, new in wanted.items():
+                done[OffsetKey(group, *place)] = _reason(refused[place]) if place in refused else None
+                self.set += place not in refused and has.get(place) != new
+        return done
+
+    async def _first_later(
+        self, said: Mapping[OffsetKey, GroupTime]
+    ) -> Mapping[TopicPartition, tuple[int | None, int]]:
+        """By place: the first message that is later than what was said (None: none is), and where the log begins."""
+        times = {(key.topic, key.partition): each.time + 1 for key, each in said.items()}
+        starts = await self._cluster.offsets_for_times(dict.fromkeys(times, EARLIEST))
+        # What is negative asks for something else. Messages without a timestamp (-1) are earlier than all others.
+        asked = {place: time for place, time in times.items() if time > 0}
+        found = await self._cluster.offsets_for_times(asked) if asked else {}
+        first_later: dict[TopicPartition, tuple[int | None, int]] = {}
+        for place, time in times.items():
+            if place not in starts or (time > 0 and place not in found):
+                continue
+            start = starts[place][0]
+            later: int | None = found[place][0] if time > 0 else start
+            log_here = self._timestamps.logs.get(place)
+            if later is None or later < 0:
+                later = None
+            elif time > 0 and log_here is not None:
+                later = await self._later.first(place, log_here.topic_id, time - 1, later)
+            first_later[place] = (later, start)
+        return first_later
+
+
+def _reason(refused: Refused) -> Reason:
+    if refused.error_code in _HAS_MEMBERS:
+        return Reason(_REASONS[Waits.MEMBERS], Waits.MEMBERS.value)
+    return Reason(reasons.COMMIT_REFUSED, f"the coordinator refuses the commit: {refused.error_name}")

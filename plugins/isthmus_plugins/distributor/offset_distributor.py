@@ -1,0 +1,281 @@
+"""Tells other clusters how far groups have read here, by time (document 000's offset distributor).
+
+Once a second, of each group whose last commit was here: the least timestamp of what it has not read, and of what other
+clusters hold and have not given this one yet, less the margin. That goes into the topic of times. In the same
+transaction this cluster keeps, for the others to ask, what it has reached there itself: see
+:class:`~isthmus_plugins.distribution.kept.KeptReached`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from isthmus_control.model import Reason
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicPartition, Transactions
+from isthmus_plugins.distribution.document import TreeDocument
+from isthmus_plugins.distribution.group_times import GroupTime, is_news, key_of, was_last_here
+from isthmus_plugins.distribution.kept import (
+    REACHED_GROUP,
+    TIMES_ID,
+    TIMES_TOPIC,
+    KeptCourse,
+    KeptReached,
+    courses_group,
+)
+from isthmus_plugins.distribution.positions import PositionError
+from isthmus_plugins.distribution.times import moves_on, reached, time_to_send
+from isthmus_plugins.distributor import reasons
+from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
+from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.process import PluginContext
+from isthmus_protocol.offsets_log import Commit, OffsetKey
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import PLAIN_HEADER
+
+log = logging.getLogger("isthmus_plugins.distributor")
+
+TICK_S: Final = 1.0
+AT_ONCE: Final = 200
+"""Records of a batch: each has an application's metadata, of 4 KB at most by default."""
+KEPT_AT_ONCE: Final = 500
+KEPT_AGAIN_S: Final = 3_600.0
+
+
+class Said(NamedTuple):
+    """What another cluster has said that it has reached here."""
+
+    at: float
+    """Monotonic seconds: it was said before."""
+    times: Mapping[TopicPartition, int]
+
+
+class OffsetDistributor:
+    """Of this cluster."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        document: TreeDocument,
+        leaf: str,
+        commits: Commits,
+        times: Times,
+        timestamps: Timestamps,
+        leaves: Leaves,
+    ) -> None:
+        self._context = context
+        self._cluster = context.cluster
+        self._clock = context.clock
+        self._tree = document.tree
+        self._margin_ms = document.margin_ms
+        self._leaf = leaf
+        self._commits = commits
+        self._times = times
+        self._timestamps = timestamps
+        self._leaves = leaves
+        self._transactions: Transactions = context.cluster.transactions(TIMES_ID)
+        self.others = {each: self._tree.level_between(leaf, each) for each in self._tree.leaves if each != leaf}
+        self._said: dict[str, list[Said]] = {each: [] for each in self.others}
+        """The last ones, the newest last."""
+        self._unheard: dict[str, str] = {}
+        """Clusters that do not answer, and why."""
+        self._kept: dict[TopicPartition, KeptReached] = {}
+        self._kept_at: dict[TopicPartition, float] = {}
+        # What is shown.
+        self.unsaid: dict[OffsetKey, Reason] = {}
+        """Groups of which nothing is said, or nothing new."""
+        self.sent = 0
+        """Records."""
+
+    async def begin(self) -> None:
+        """Fence whoever has done this before. Raises BrokerUnavailable, KafkaRefused."""
+        await self._transactions.begin()
+
+    # ---- what others have reached here ----
+
+    async def ask(self, other: str) -> None:
+        """Ask another cluster what it has reached here."""
+        try:
+            times = await self._asked(other)
+        except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
+            if other not in self._unheard:
+                log.warning("reached is not known", extra={"cluster": other, "error": str(error)})
+            self._unheard[other] = str(error)
+        else:
+            self._unheard.pop(other, None)
+            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times)]
+
+    async def ask_for_ever(self, other: str) -> None:
+        """Ask again and again, until cancelled."""
+        while True:
+            await self.ask(other)
+            await asyncio.sleep(TICK_S)
+
+    async def _asked(self, other: str) -> dict[TopicPartition, int]:
+        cluster = await self._leaves.reached(other)
+        found = await cluster.committed_offsets([REACHED_GROUP])
+        if REACHED_GROUP not in found:
+            raise BrokerUnavailable(f"{other} does not say now what it has reached")
+        level = self.others[other]
+        kept = {place: KeptReached.of(each.metadata) for place, each in found[REACHED_GROUP].items()}
+        return {place: each.times[level] for place, each in kept.items() if level in each.times}
+
+    def _on_the_way(self, place: TopicPartition, read_at: float) -> list[int] | None:
+        """What each other cluster had reached here when this cluster's log was read, or before; None: that was read
+        before they said what is known now. Raises Waits where one has not said it."""
+        times: list[int] = []
+        for other, all_said in self._said.items():
+            if not all_said or place not in all_said[-1].times:
+                why = self._unheard.get(other, f"it has said nothing of {place[0]}-{place[1]} yet")
+                raise Waits(
+                    reasons.REACHED_UNKNOWN, f"what {other} has of it that did not come here is not known: {why}"
+                )
+            said = next((each for each in reversed(all_said) if each.at <= read_at), None)
+            if said is None or place not in said.times:
+                return None
+            times.append(said.times[place])
+        return times
+
+    def lag(self) -> tuple[int, str] | None:
+        """How late (ms) what other clusters take may come here, and from which one that is; None: that is not known."""
+        now_ms = int(self._clock.time() * 1000)
+        lags = [
+            (now_ms - all_said[-1].times[place], other)
+            for other, all_said in self._said.items()
+            for place in self._timestamps.logs
+            if all_said and place in all_said[-1].times
+        ]
+        return max(lags, default=None)
+
+    # ---- once a second ----
+
+    async def tick(self) -> None:
+        """Say what is new. Raises ProducerFenced, BrokerUnavailable, KafkaRefused: :meth:`begin` again."""
+        if not self._timestamps.logs:
+            return
+        records = self._records() if self._commits.loaded and self._times.loaded else {}
+        kept = await self._reached()
+        batches = list(_batches(records, int(self._clock.time() * 1000)))
+        places = list(kept)
+        for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
+            some = places[first : first + KEPT_AT_ONCE]
+            offsets = {
+                place: CommittedOffset(self._timestamps.logs[place].position, kept[place].metadata())
+                for place in some
+                if place in self._timestamps.logs
+            }
+            await self._transactions.commit(
+                {(TIMES_TOPIC, 0): batches} if batches and not first else {}, REACHED_GROUP, offsets
+            )
+            self._kept |= {place: kept[place] for place in some}
+            self._kept_at |= dict.fromkeys(some, self._clock.monotonic())
+        self.sent += len(records)
+        for key, said in records.items():
+            if said is None:
+                self._times.latest.pop(key, None)
+            else:
+                self._times.latest[key] = said
+
+    def _records(self) -> dict[OffsetKey, GroupTime | None]:
+        """What is new of groups; None: they have committed nothing any more."""
+        found: dict[OffsetKey, GroupTime | None] = {}
+        own = self._commits.own()
+        for gone in self.unsaid.keys() - own.keys():
+            del self.unsaid[gone]
+        for key, commit in own.items():
+            one, known = self._timestamps.logs.get(key[1:]), self._times.latest.get(key)
+            if one is None or commit.offset < 0 or not was_last_here(commit.committed_ms, known):
+                self.unsaid.pop(key, None)
+                continue
+            try:
+                time = self._time(key, commit, one)
+            except Waits as waits:
+                self.unsaid[key] = waits.reason
+                continue
+            if time is None:
+                continue
+            self.unsaid.pop(key, None)
+            said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
+            if is_news(said, known, self._margin_ms):
+                found[key] = said
+        for key, known in self._times.latest.items():
+            if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
+                found[key] = None
+        return found
+
+    def _time(self, key: OffsetKey, commit: Commit, one: TimedLog) -> int | None:
+        """What to say of a group; None: nothing yet. Raises Waits."""
+        place = key.topic, key.partition
+        if one.broken is not None:
+            raise Waits(reasons.MALFORMED_BATCH, one.broken)
+        if one.is_append_time:
+            raise Waits(
+                reasons.APPEND_TIME,
+                f"{key.topic} has message.timestamp.type=LogAppendTime here: its messages have other times elsewhere. "
+                f"Set CreateTime",
+            )
+        if not one.covers(commit.offset):
+            self._timestamps.read_from(place, commit.offset)
+            return None
+        if one.read_at is None or one.least.last is None:
+            return None
+        on_the_way = self._on_the_way(place, one.read_at)
+        if on_the_way is None:
+            return None
+        return time_to_send(one.least.since(max(commit.offset, one.start)), on_the_way, self._margin_ms)
+
+    async def _reached(self) -> dict[TopicPartition, KeptReached]:
+        """What this cluster has reached at others, of partitions of which that has changed."""
+        levels = [above.level for above in self._tree.above(self._leaf)]
+        settled = await self.settled(levels)
+        now = self._clock.monotonic()
+        changed: dict[TopicPartition, KeptReached] = {}
+        for place, one in list(self._timestamps.logs.items()):
+            if one.read_at is None or one.broken is not None:
+                continue
+            upto = {
+                level: settled[level, *place, one.topic_id.hex()]
+                for level in levels
+                if (level, *place, one.topic_id.hex()) in settled
+            }
+            if upto and not one.covers(min(upto.values())):
+                self._timestamps.read_from(place, min(upto.values()))
+                continue
+            times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
+            before = self._kept[place].times if place in self._kept else {}
+            is_due = any(moves_on(before.get(level), time, self._margin_ms) for level, time in times.items())
+            if times and (is_due or now - self._kept_at[place] > KEPT_AGAIN_S):
+                changed[place] = KeptReached(times)
+        return changed
+
+    async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:
+        """By level, topic, partition and the topic's id: what this cluster's distributors have settled.
+
+        Raises BrokerUnavailable, KafkaRefused.
+        """
+        groups = {courses_group(level): level for level in levels}
+        found = await self._cluster.committed_offsets(groups)
+        settled: dict[tuple[int, str, int, str], int] = {}
+        for group, level in groups.items():
+            for place, committed in found.get(group, {}).items():
+                try:
+                    kept = KeptCourse.of(committed.metadata)
+                except PositionError:
+                    continue  # that level's distributor says so
+                settled[level, *place, kept.topic_id] = kept.course.settled
+        return settled
+
+
+def _batches(records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
+    written = list(records.items())
+    for first in range(0, len(written), AT_ONCE):
+        yield encode_batch(
+            [
+                Record(number, now_ms, key_of(key), None if said is None else said.value())
+                for number, (key, said) in enumerate(written[first : first + AT_ONCE])
+            ],
+            PLAIN_HEADER,
+        )

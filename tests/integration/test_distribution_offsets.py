@@ -1,0 +1,211 @@
+"""Groups move between the clusters of a tree, and go on there by time: at least once, near the margin."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+import pytest
+from support import groups
+from support.client_readers import reader
+from support.distributing import PLUGINS, Distributing, distributing
+from support.kafka import NOW_MS, unique
+from support.links import Read, Side, until, whole
+
+from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
+
+MARGIN_MS = 10_000
+STEP_MS = 500
+BEGAN_MS = NOW_MS - 3_600_000
+MARK = "isthmus-copy-flags=0000000000000008;"
+"""Of what came by the level of two clusters."""
+
+
+@pytest.fixture
+def two(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> Iterator[Distributing]:
+    """Two clusters, each with one proxy."""
+    clusters = dict(zip(("one", "other"), kafka_pair, strict=True))
+    proxies = {name: [whole(kafka, **PLUGINS)] for name, kafka in clusters.items()}
+    with distributing(clusters, proxies, tmp_path) as both:
+        yield both
+
+
+def apply(clusters: Distributing, tree: Sequence[object], groups: str, margin_ms: int = MARGIN_MS) -> None:
+    clusters.apply(clusters.document(tree, groups=[groups], margin_ms=margin_ms))
+    clusters.wait_distributing()
+    for name in clusters.sides:
+        until("offsets are distributed", lambda name=name: clusters.offsets(name)["state"] == "Distributing")
+
+
+def produce(side: Side, topic: str, numbers: range) -> list[bytes]:
+    """Messages half a second from each other, in the past; each a batch of its own: a batch has one time for all."""
+    producer = side.producer(batch_num_messages=1)
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, partition=0, timestamp=BEGAN_MS + number * STEP_MS)
+    assert producer.flush(60) == 0
+    return [b"%d" % number for number in numbers]
+
+
+def time_of(number: int) -> int:
+    return BEGAN_MS + number * STEP_MS
+
+
+def before_later(side: Side, topic: str, time_ms: int) -> int:
+    """The offset before the first message that is later: markers of transactions have offsets, too."""
+    return next(each.offset for each in side.read(topic, direct=True) if each.timestamp[1] > time_ms) - 1
+
+
+def wait_set(side: Side, group: str, topic: str, unread_ms: int, metadata: str = "") -> int:
+    """Until a group is set to the margin before what is unread, and up to a tenth of it earlier; the offset."""
+
+    def is_set() -> bool:
+        found.update(groups.committed(side, group))
+        position, has = found.get((topic, 0), (-1, ""))
+        return earliest <= position <= latest and has == MARK + metadata
+
+    found: dict[tuple[str, int], groups.Committed] = {}
+    latest = before_later(side, topic, unread_ms - MARGIN_MS)
+    earliest = before_later(side, topic, unread_ms - MARGIN_MS - MARGIN_MS // 10)
+    until(f"{group} is set to {earliest} to {latest}", is_set, interval_s=0.2)
+    return found[topic, 0][0]
+
+
+def test_a_group_moves_to_the_other_cluster_and_back(two: Distributing) -> None:
+    """It reads again what is within the margin, and nothing else; its own metadata is kept."""
+    one, other = two.sides.values()
+    topic, of_tests = two.create_topic(1), unique("moves-")
+    place = topic, 0
+    apply(two, ["one", "other"], of_tests)
+    moving, still = of_tests + "-moving", of_tests + "-still"
+    read_first = produce(one, topic, range(200))
+    with reader("aiokafka", DEFAULT_VERSION, topic, moving, one.bootstrap) as before:
+        until("it has read", lambda: len(before.read) == 200)
+    two.wait_values(topic, 1, read_first + produce(one, topic, range(200, 400)))
+
+    position = wait_set(other, moving, topic, time_of(200))
+    with groups.member(other, still, topic):
+        groups.commit(one, still, {place: 300}, "the application's own")
+        until("members are waited for", lambda: two.waiting("other", still) == {place: "MEMBERS"})
+        assert place not in groups.committed(other, still)
+    still_at = wait_set(other, still, topic, time_of(300), "the application's own")
+    assert groups.committed(other, still, direct=False)[place] == (still_at, "the application's own")
+    assert groups.committed(one, still, direct=False)[place] == (300, "the application's own")
+
+    expected = [each.value for each in other.read(topic, direct=True) if each.offset >= position]
+    with reader("aiokafka", DEFAULT_VERSION, topic, moving, other.bootstrap) as after:
+        until("it has read", lambda: len(after.read) == len(expected))
+    assert [value for _, value in before.read] == [b"%d" % number for number in range(200)]
+    assert [value for _, value in after.read] == expected
+    # Read twice are 20 of the margin, 2 of its tenth, and one before if no marker stands there.
+    assert expected == [b"%d" % number for number in range(400 - len(expected), 400)]
+    assert 219 <= len(expected) <= 222
+    # It came to the end there, so here it goes on at the last one's time, with no marker in between.
+    assert 377 <= wait_set(one, moving, topic, time_of(399) + 1) <= 379
+    assert two.waiting("one", moving) == two.waiting("other", moving) == {}
+
+    # A group that went on by itself is put back if that is asked for.
+    groups.commit(one, still, {place: 390})
+    wait_set(other, still, topic, time_of(390))
+    groups.commit(other, still, {place: before_later(other, topic, time_of(350) - 1) + 1})
+    until("it is not put back", lambda: two.waiting("one", still) == {place: "WENT_ON"})
+    assert groups.committed(one, still)[place] == (390, "")
+    one.proxy.cli("tree", "go-back", still)
+    position, metadata = groups.committed(one, still)[place]
+    assert (328 <= position <= 330, metadata) == (True, MARK)
+    assert two.waiting("one", still) == {}
+    shown = one.proxy.cli("tree", "show")["offsets"]
+    assert (shown["groups"], shown["margin_ms"], shown["reason"]) == ([of_tests], MARGIN_MS, None)
+    assert shown["lag_ms"] < MARGIN_MS
+
+
+PACE_S = 0.05
+SHORT_MARGIN_MS = 5_000
+SLACK_MS = 10_000
+"""How much earlier than the margin a group may go on, as logs are merged while the machine is busy."""
+
+
+@contextmanager
+def writing(clusters: Distributing, topic: str) -> Iterator[list[bytes]]:
+    """Each cluster takes messages until the block ends; those that were written."""
+    written: list[bytes] = []
+    ended = Event()
+
+    def write(name: str, side: Side) -> None:
+        producer = side.producer()
+        for number in itertools.count():
+            if ended.wait(PACE_S):
+                break
+            producer.produce(topic, value := b"%s %d" % (name.encode(), number), partition=0)
+            written.append(value)
+        assert producer.flush(60) == 0
+
+    with ThreadPoolExecutor() as threads:
+        writers = [threads.submit(write, name, side) for name, side in clusters.sides.items()]
+        try:
+            yield written
+        finally:
+            ended.set()
+            for each in writers:
+                each.result()
+
+
+def run_for_a_while(side: Side, kind: str, topic: str, group: str) -> list[bytes]:
+    with reader(kind, DEFAULT_VERSION, topic, group, side.bootstrap) as reads:
+        until("it has read for a while", lambda: len(reads.read) >= 300)
+    return [value for _, value in reads.read]
+
+
+def next_unread(side: Side, group: str, topic: str) -> Read:
+    position = groups.offsets(side, group)[topic, 0]
+    found: Read = until(
+        "there is more to read", lambda: next((each for each in side.read(topic) if each.offset >= position), None)
+    )
+    return found
+
+
+def wait_set_near(side: Side, group: str, topic: str, unread_ms: int) -> None:
+    """Until a group is set to the margin before what is unread, about."""
+
+    def is_set() -> bool:
+        position, metadata = groups.committed(side, group).get((topic, 0), (0, ""))
+        following = next(each for each in side.read(topic) if each.offset > position)
+        return metadata.startswith(MARK) and following.timestamp[1] > unread_ms - SHORT_MARGIN_MS - SLACK_MS // 2
+
+    until("it is set", is_set, interval_s=0.3)
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("kind", ["aiokafka", "librdkafka", "java"])
+def test_a_group_moves_while_both_clusters_take_messages(
+    two: Distributing, kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Twice, with clients of each library: nothing is left out, and what is read twice is near the margin."""
+    topic, group = two.create_topic(1), unique("lives-")
+    apply(two, ["one", "other"], group, SHORT_MARGIN_MS)
+    read: list[bytes] = []
+    unread_ms: list[int] = []
+    """By move: the timestamp of what was to be read next."""
+    with writing(two, topic) as written:
+        for here, there in (("one", "other"), ("other", "one")):
+            read += run_for_a_while(two.sides[here], kind, topic, group)
+            unread_ms.append(next_unread(two.sides[here], group, topic).timestamp[1])
+            wait_set_near(two.sides[there], group, topic, unread_ms[-1])
+    two.wait_values(topic, 1, written)
+    last = two.sides["one"]
+    with reader(kind, DEFAULT_VERSION, topic, group, last.bootstrap) as reads:
+        until("it has read all", lambda: reads.read and reads.read[-1][0] == last.read(topic)[-1].offset)
+    read += [value for _, value in reads.read]
+
+    assert set(read) == set(written)
+    timestamps = {each.value: each.timestamp[1] for each in last.read(topic)}
+    twice = [value for value, count in Counter(read).items() if count > 1]
+    early = [min(at - timestamps[value] for at in unread_ms if timestamps[value] < at) for value in twice]
+    record_property("read twice", f"{len(twice)} of {len(written)}, up to {max(early)} ms before what was unread")
+    assert SHORT_MARGIN_MS // 2 < max(early) < SHORT_MARGIN_MS + SLACK_MS

@@ -1,0 +1,76 @@
+"""What goes from cluster to cluster of a group: it reads as it was written, and the application's metadata is kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus_plugins.distribution.group_times import (
+    GroupTime,
+    MalformedTime,
+    is_news,
+    key_of,
+    read_key,
+    unmarked,
+    was_last_here,
+)
+from isthmus_protocol.offsets_log import OffsetKey
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+FLAGS = st.integers(1, 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(TEXTS, st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True), st.integers(0, 2**31 - 1))
+def test_a_key_reads_as_it_was_written(group: str, topic: str, partition: int) -> None:
+    key = OffsetKey(group, topic, partition)
+    assert read_key(key_of(key)) == key
+
+
+def test_a_key_is_as_document_000_has_it() -> None:
+    assert key_of(OffsetKey("a|b", "orders", 3)) == b"a|b|orders|3"
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS, TEXTS, TEXTS, FLAGS)
+def test_a_time_reads_as_it_was_written(time: int, committed_ms: int, origin: str, metadata: str, flags: int) -> None:
+    said = GroupTime(time, committed_ms, origin, metadata, flags)
+    assert GroupTime.of(said.value(), flags) == said
+    assert unmarked(said.marked()) == (flags, metadata)
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_a_commit_of_an_application_has_no_flags(metadata: str) -> None:
+    assert unmarked(metadata) == (0, metadata)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"g", b"t|1", b"g|t|x", b"\xff|t|1"])
+def test_nothing_else_is_a_key(key: bytes | None) -> None:
+    with pytest.raises(MalformedTime, match=r"is not group\|topic\|partition"):
+        read_key(key)
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"1", b"{}", b'{"time":"x","committed_ms":1,"origin":"c"}'])
+def test_nothing_else_is_a_time(value: bytes) -> None:
+    with pytest.raises(MalformedTime, match="is no time of a group"):
+        GroupTime.of(value, 0)
+
+
+def test_the_last_commit_anywhere_counts() -> None:
+    own, others = GroupTime(5, 100, "c1", ""), GroupTime(5, 100, "c2", "", 8)
+    assert was_last_here(1, None)
+    assert was_last_here(1, own)
+    assert [was_last_here(committed_ms, others) for committed_ms in (99, 100, 101)] == [False, False, True]
+
+
+def test_a_time_is_told_again_where_it_is_earlier_or_has_gone_on_far_enough() -> None:
+    known = GroupTime(1000, 100, "c1", "m")
+    later = [known._replace(time=time) for time in (999, 1000, 1009, 1010)]
+    assert [is_news(each, known, 100) for each in later] == [True, False, False, True]
+    assert is_news(known._replace(metadata="other"), known, 100)
+    assert is_news(known, None, 100)
+    assert is_news(known, known._replace(flags=8), 100)
+    assert not is_news(known._replace(committed_ms=200), known, 100)

@@ -1,0 +1,82 @@
+"""The first message later than a time: markers of transactions are none, and what was read is not read again."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.partition_log import control_batch
+from support.records import PLAIN
+
+from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition
+from isthmus_plugins.distributor import later
+from isthmus_plugins.distributor.later import Later
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import read_header
+
+PLACE, TOPIC_ID = ("t", 0), bytes(16)
+
+
+class Log:
+    """Batches, one of which a read returns."""
+
+    def __init__(self, *batches: bytes) -> None:
+        self.batches = batches
+        self.asked: list[int] = []
+        self.error_code = 0
+
+    async def leader_of(self, topic: str, partition: int) -> int:
+        return 1
+
+    async def fetch_connection(self, broker_id: int, lane: str) -> Any:
+        return SimpleNamespace(fetch=self.fetch)
+
+    async def fetch(self, partitions: list[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
+        (asked,) = partitions
+        self.asked.append(asked.offset)
+        end = read_header(self.batches[-1]).next_offset
+        found = next((each for each in self.batches if read_header(each).next_offset > asked.offset), b"")
+        return [Fetched(TOPIC_ID, 0, self.error_code, end, 0, memoryview(found))]
+
+
+def batch(offset: int, *timestamps: int) -> bytes:
+    return encode_batch([Record(offset + number, each, None, b"v") for number, each in enumerate(timestamps)], PLAIN)
+
+
+def marker(offset: int, timestamp: int) -> bytes:
+    return control_batch(offset, True, producer_id=1, producer_epoch=0, timestamp=timestamp)
+
+
+def first(found: Later, time: int, offset: int = 0) -> int | None:
+    return asyncio.run(found.first(PLACE, TOPIC_ID, time, offset))
+
+
+def test_markers_are_no_messages() -> None:
+    log: Any = Log(batch(0, 10, 20), marker(2, 10_000), batch(3, 30, 15, 40), marker(6, 10_000))
+    assert [first(Later(log), time) for time in (9, 10, 19, 20, 29, 30, 39)] == [0, 1, 1, 3, 3, 5, 5]
+    assert first(Later(log), 40) is None
+    assert first(Later(log), 20, 4) == 5
+
+
+def test_what_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: Any = Log(*(batch(offset, offset) for offset in range(10)))
+    found = Later(log)
+    assert first(found, 5) == 6
+    log.asked.clear()
+    assert first(found, 7) == 8
+    assert log.asked == [6, 7, 8]
+    assert first(found, 2) == 3  # of an earlier time nothing is known
+    # Where it is far, it is somewhere before.
+    monkeypatch.setattr(later, "LOOK_BYTES_MAX", 1)
+    found = Later(log)
+    assert [first(found, 8) for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert first(found, 8) == 9
+
+
+def test_a_log_that_cannot_be_read() -> None:
+    log: Any = Log(batch(0, 1))
+    log.error_code = 6
+    with pytest.raises(BrokerUnavailable, match="t-0: error 6 at offset 0"):
+        first(Later(log), 0)
