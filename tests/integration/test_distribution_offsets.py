@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,9 +156,11 @@ def writing(clusters: Distributing, topic: str) -> Iterator[list[bytes]]:
                 each.result()
 
 
-def run_for_a_while(side: Side, kind: str, topic: str, group: str) -> list[bytes]:
+def run_for_a_while(side: Side, kind: str, topic: str, group: str, written: list[bytes]) -> list[bytes]:
+    """What a group reads until it has read 400 new messages: 10 s, twice the margin, so it gets beyond where it was."""
+    before = frozenset(written)
     with reader(kind, DEFAULT_VERSION, topic, group, side.bootstrap) as reads:
-        until("it has read for a while", lambda: len(reads.read) >= 300)
+        until("it has read for a while", lambda: len({value for _, value in reads.read} - before) >= 400)
     return [value for _, value in reads.read]
 
 
@@ -183,9 +185,7 @@ def wait_set_near(side: Side, group: str, topic: str, unread_ms: int) -> None:
 
 @pytest.mark.suite("stories")
 @pytest.mark.parametrize("kind", ["aiokafka", "librdkafka", "java"])
-def test_a_group_moves_while_both_clusters_take_messages(
-    two: Distributing, kind: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_group_moves_while_both_clusters_take_messages(two: Distributing, kind: str) -> None:
     """Twice, with clients of each library: nothing is left out, and what is read twice is near the margin."""
     topic, group = two.create_topic(1), unique("lives-")
     apply(two, ["one", "other"], group, SHORT_MARGIN_MS)
@@ -194,7 +194,7 @@ def test_a_group_moves_while_both_clusters_take_messages(
     """By move: the timestamp of what was to be read next."""
     with writing(two, topic) as written:
         for here, there in (("one", "other"), ("other", "one")):
-            read += run_for_a_while(two.sides[here], kind, topic, group)
+            read += run_for_a_while(two.sides[here], kind, topic, group, written)
             unread_ms.append(next_unread(two.sides[here], group, topic).timestamp[1])
             wait_set_near(two.sides[there], group, topic, unread_ms[-1])
     two.wait_values(topic, 1, written)
@@ -206,6 +206,7 @@ def test_a_group_moves_while_both_clusters_take_messages(
     assert set(read) == set(written)
     timestamps = {each.value: each.timestamp[1] for each in last.read(topic)}
     twice = [value for value, count in Counter(read).items() if count > 1]
-    early = [min(at - timestamps[value] for at in unread_ms if timestamps[value] < at) for value in twice]
-    record_property("read twice", f"{len(twice)} of {len(written)}, up to {max(early)} ms before what was unread")
+    # What was merged out of order may have been read before what was unread, and be later.
+    early = [min((at - timestamps[value] for at in unread_ms if timestamps[value] < at), default=0) for value in twice]
+    print(f"{kind}: {len(twice)} of {len(written)} read twice, up to {max(early)} ms before what was unread")
     assert SHORT_MARGIN_MS // 2 < max(early) < SHORT_MARGIN_MS + SLACK_MS
