@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from isthmus_control.model import Reason
@@ -51,6 +52,8 @@ class Said(NamedTuple):
     at: float
     """Monotonic seconds: it was said before."""
     times: Mapping[TopicPartition, int]
+    partitions: Mapping[str, int]
+    """By topic: of how many partitions."""
 
 
 class OffsetDistributor:
@@ -82,6 +85,8 @@ class OffsetDistributor:
         """The last ones, the newest last."""
         self._unheard: dict[str, str] = {}
         """Clusters that do not answer, and why."""
+        self._partitions: Mapping[str, int] = Counter()
+        """By topic: how many this cluster has."""
         self._kept: dict[TopicPartition, KeptReached] = {}
         self._kept_at: dict[TopicPartition, float] = {}
         # What is shown.
@@ -106,7 +111,7 @@ class OffsetDistributor:
             self._unheard[other] = str(error)
         else:
             self._unheard.pop(other, None)
-            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times)]
+            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times, _counted(times))]
 
     async def ask_for_ever(self, other: str) -> None:
         """Ask again and again, until cancelled."""
@@ -125,7 +130,13 @@ class OffsetDistributor:
 
     def _on_the_way(self, place: TopicPartition, read_at: float) -> list[int] | None:
         """What each other cluster had reached here when this cluster's log was read, or before; None: that was read
-        before they said what is known now. Raises Waits where one has not said it."""
+        before they said what is known now. Raises Waits where one has not said it.
+
+        Where a topic has another number of partitions there, messages go by their keys: what a group has not read of
+        one partition is in any of the others', of which nobody could say how far to go on.
+        """
+        topic = place[0]
+        own = self._partitions[topic]
         times: list[int] = []
         for other, all_said in self._said.items():
             if not all_said or place not in all_said[-1].times:
@@ -133,11 +144,21 @@ class OffsetDistributor:
                 raise Waits(
                     reasons.REACHED_UNKNOWN, f"what {other} has of it that did not come here is not known: {why}"
                 )
+            if all_said[-1].partitions[topic] != own:
+                raise Waits(
+                    reasons.REACHED_UNKNOWN,
+                    f"{other} has said something of {all_said[-1].partitions[topic]} partitions of {topic}, of which "
+                    f"this cluster has {own}: groups go on elsewhere in topics that have as many partitions everywhere",
+                )
             said = next((each for each in reversed(all_said) if each.at <= read_at), None)
             if said is None or place not in said.times:
                 return None
             times.append(said.times[place])
         return times
+
+    def count_partitions(self) -> None:
+        """See how many partitions of each topic there are here."""
+        self._partitions = _counted(self._timestamps.logs)
 
     def lag(self) -> tuple[int, str] | None:
         """How late (ms) what other clusters take may come here, and from which one that is; None: that is not known."""
@@ -156,6 +177,7 @@ class OffsetDistributor:
         """Say what is new. Raises ProducerFenced, BrokerUnavailable, KafkaRefused: :meth:`begin` again."""
         if not self._timestamps.logs:
             return
+        self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
         kept = await self._reached()
         batches = list(_batches(records, int(self._clock.time() * 1000)))
@@ -267,6 +289,11 @@ class OffsetDistributor:
                     continue  # that level's distributor says so
                 settled[level, *place, kept.topic_id] = kept.course.settled
         return settled
+
+
+def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:
+    """How many partitions there are, by topic."""
+    return Counter(topic for topic, _ in places)
 
 
 def _batches(records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:

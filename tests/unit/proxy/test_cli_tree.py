@@ -183,7 +183,7 @@ def test_topics_that_are_made_are_said(
 
 
 def test_offsets_of_groups_are_shown_and_put_back(
-    admin: RunningAdmin, distributors: dict[int, Any], file: Path
+    admin: RunningAdmin, distributors: dict[int, Any], clusters: dict[str, Member], file: Path
 ) -> None:
     assert not distributors
     went_back: list[str] = []
@@ -203,8 +203,8 @@ def test_offsets_of_groups_are_shown_and_put_back(
         waiting=[(key, said, reason)],
     )
     runs: list[Any] = [None]
-    context: Any = SimpleNamespace(cluster_id="id-c1", control=admin.log)
-    admin.services.trees = Operations(context, dict, lambda: runs[0])
+    own = context(clusters["c1"], clusters, admin.log)
+    admin.services.trees = Operations(own, dict, lambda: runs[0])
     run(admin, "apply", str(file))
     assert "offsets of groups" not in run(admin, "show").stdout
     refused = run(admin, "go-back", "bills-1")
