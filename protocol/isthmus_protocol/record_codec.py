@@ -38,6 +38,8 @@ from isthmus_protocol.varints import VARINT_BITS, VARLONG_BITS, read_varint, var
 _TIMESTAMP_MIN, _TIMESTAMP_MAX = -(2**63), 2**63 - 1
 # Attributes, timestamp delta, offset delta, key length, value length, header count: a byte each.
 _RECORD_MIN = 6
+# Of a batch whose timestamps are read.
+RUNS = 256
 # Records that are read at a time, in some milliseconds.
 STEP_RECORDS = 1000
 # A record that is read has to fit memory; one that is only taken out of a batch has not (record_division.py).
@@ -103,20 +105,23 @@ def decode_in_steps(batch: Frame, pieces: Iterable[bytes]) -> Iterator[list[Reco
     return _decoded(whole_header(batch), pieces, STEP_RECORDS)
 
 
-def timestamps(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> tuple[int, int] | None:
-    """The least timestamp in one whole batch, and that of its last record; None where it has no records.
+def timestamps(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> tuple[list[tuple[int, int]], int] | None:
+    """Of one whole batch: (last offset, least timestamp) of runs of its records, and the last one's timestamp.
 
-    The records' keys, values and headers are not looked at. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
+    A run is one record, in batches of many so many that there are about :data:`RUNS`. None: it has no records. The
+    records' keys, values and headers are not looked at. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
     """
     header = whole_header(batch)
     if not header.record_count:
         return None
     if header.is_log_append_time:
-        return header.max_timestamp, header.max_timestamp
+        return [(header.last_offset, header.max_timestamp)], header.max_timestamp
     spans, _ = _spans(header, _payload(batch, header, limit), 0, header.record_count, -1)
     if len(spans) < header.record_count:
         raise MalformedBatch(f"the batch ends within its record number {len(spans)}")
-    return min(span[1] for span in spans), spans[-1][1]
+    length = max(1, len(spans) // RUNS)
+    runs = [spans[first : first + length] for first in range(0, len(spans), length)]
+    return [(run[-1][0], min(span[1] for span in run)) for run in runs], spans[-1][1]
 
 
 def _decoded(header: BatchHeader, pieces: Iterable[bytes], at_once: int) -> Iterator[list[Record]]:

@@ -160,7 +160,9 @@ class Timestamps(Following[TimedLog]):
         aside = len(batch) >= ASIDE_BYTES
         found = await asyncio.to_thread(timestamps, batch) if aside else timestamps(batch)
         if found is not None:
-            one.least.appended(header.last_offset, *found)
+            runs, last = found
+            for offset, least in runs:
+                one.least.appended(offset, least, last)
 
     def read_from(self, place: TopicPartition, offset: int) -> None:
         """Read a log again, from an earlier offset on: somebody needs to know."""

@@ -104,7 +104,10 @@ def _compared(topic: dict[str, Any], would_be: str) -> Iterator[str]:
         yield f"topic {name}: {count} partitions here, {there} at {leaf}: messages go by their keys"
 
 
-@app.command(epilog=example("isthmus --profile cluster-1 tree document > tree.yaml") + EXIT_CODES)
+@app.command(
+    epilog=example("isthmus tree document > tree.yaml", "isthmus --profile cluster-1 tree document -o json > tree.json")
+    + EXIT_CODES
+)
 def document(url: UrlOption = None, output: OutputOption = Output.TABLE) -> None:
     """Print the tree's document with all levels and targets, as a cluster that comes to the tree is to apply it."""
     with Admin(url, output) as admin:

@@ -190,7 +190,7 @@ def test_a_delete_horizon_is_the_base_of_timestamps() -> None:
         payload, 2, base_offset=3, attributes=DELETE_HORIZON_BIT, base_timestamp=NOW + 86_400_000, max_timestamp=NOW + 5
     )
     assert decode_records(batch) == records
-    assert timestamps(batch) == (NOW, NOW + 5)
+    assert timestamps(batch) == ([(each.offset, each.timestamp) for each in records], NOW + 5)
     # Encoded anew it has no horizon: the target's cleaner decides on its own.
     anew = whole_header(encode_batch(decode_records(batch), whole_header(batch)))
     assert not anew.has_delete_horizon
@@ -289,7 +289,21 @@ def test_records_that_cannot_be(payload: str, records: int, message: str) -> Non
 @given(record_lists(), st.sampled_from(list(Compression)))
 def test_the_least_timestamp_and_the_last(records: list[Record], compression: Compression) -> None:
     batch = encode_batch(records, PLAIN, compression=compression)
-    assert timestamps(batch) == (min(each.timestamp for each in records), records[-1].timestamp)
+    assert timestamps(batch) == ([(each.offset, each.timestamp) for each in records], records[-1].timestamp)
+
+
+def test_of_a_large_batch_the_least_timestamps_of_runs_of_records() -> None:
+    records = [Record(offset, NOW + (offset * 7919) % 1000, None, b"") for offset in range(1_000)]
+    found = timestamps(encode_batch(records, PLAIN))
+    assert found is not None
+    runs, last = found
+    assert last == records[-1].timestamp
+    assert 256 <= len(runs) <= 512
+    first = 0
+    for offset, least in runs:
+        assert least == min(each.timestamp for each in records[first : offset + 1])
+        first = offset + 1
+    assert first == 1_000
 
 
 def test_a_timestamp_beyond_64_bits_is_malformed() -> None:

@@ -167,6 +167,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/tree/document",
             "PUT /v1/tree",
             "DELETE /v1/tree",
+            "POST /v1/tree/groups/{group}/go-back",
             "PUT /v1/tree/clusters/{cluster}/levels/{level}/target",
             "GET /v1/status",
             "GET /v1/proxies",
