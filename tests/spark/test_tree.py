@@ -18,6 +18,7 @@ from support.kafka import NOW_MS, unique
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_plugins.distribution.document import read_document, written
+from isthmus_spark.audit.reading import union
 from isthmus_spark.tree import copies as c
 from isthmus_spark.tree.document import FILLED, DocumentError, Tree, read_tree
 
@@ -87,7 +88,7 @@ def record(at: int, flags: int | bytes | None = None, **other: Any) -> dict[str,
 
 
 def found(spark: SparkSession, logs: dict[str, list[dict[str, Any]]]) -> DataFrame:
-    return c.union(
+    return union(
         [
             c.copies(spark.createDataFrame(records, SCHEMA), cluster, HEADER)  # type: ignore[type-var]
             for cluster, records in logs.items()
@@ -182,7 +183,7 @@ def test_the_command_tells_and_writes_a_report(
         assert producer.flush(30) == 0
     command = [sys.executable, "-m", "isthmus", "spark", "tree", str(file), "--master", "local[2]"]
     done = subprocess.run(
-        [*command, "--report", str(report), "--check", "-o", "json"],
+        [*command, "--on-the-way-s", "0", "--report", str(report), "--check", "-o", "json"],
         capture_output=True,
         text=True,
         timeout=280,

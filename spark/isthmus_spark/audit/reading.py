@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Final
 
@@ -56,6 +56,11 @@ def read_parts(spark: SparkSession, cluster: Cluster, parts: Mapping[Place, list
         read(spark, cluster, {place: each[at] for place, each in parts.items() if at < len(each)}, committed)
         for at in range(rounds)
     ]
+    return union(frames)
+
+
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    """Of the same columns."""
     return reduce(DataFrame.unionAll, frames)
 
 

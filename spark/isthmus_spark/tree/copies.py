@@ -8,7 +8,6 @@ to have as many.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -163,7 +162,3 @@ def _path(tree: Tree, origin: str, cluster: str, flags: int) -> str | None:
         return tree.path(origin, cluster, flags)
     ways = {way for each in tree.above if (way := tree.path(each, cluster, flags)) is not None}
     return min(ways, default=None)
-
-
-def union(frames: Sequence[DataFrame]) -> DataFrame:
-    return reduce(DataFrame.unionAll, frames)

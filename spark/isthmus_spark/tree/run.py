@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from isthmus_spark.audit.admin import AuditError, Cluster, Place
-from isthmus_spark.audit.reading import read
+from isthmus_spark.audit.reading import read, union
 from isthmus_spark.tree import copies as c
 from isthmus_spark.tree.document import Tree
 
@@ -75,7 +75,7 @@ def prove(
         ]
         if not frames:
             return Proof(0, records, [], lacking)
-        return _proof(c.union(frames), tree, records, lacking, until_ms)
+        return _proof(union(frames), tree, records, lacking, until_ms)
 
 
 def _proof(found: DataFrame, tree: Tree, records: dict[str, int], lacking: Rows, until_ms: int) -> Proof:
