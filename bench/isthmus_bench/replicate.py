@@ -218,8 +218,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One run."""
+class Contest:
+    """What is said of every run of a contest."""
 
     machine: str
     broker: str
@@ -228,13 +228,19 @@ class Report:
     partitions: int
     catch_up: list[CatchUpFigure]
     lags: list[LagFigure]
-    idle: list[IdleFigure]
-    small: list[SmallFigure]
-    verdicts: list[Verdict] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Contest):
+    """One run."""
+
+    idle: list[IdleFigure]
+    small: list[SmallFigure]
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 def catch_up_of(asked_at: float, samples: Sequence[Sequence[float]], total: int, record_bytes: int) -> CatchUp:

@@ -13,7 +13,7 @@ from isthmus_bench.command import carry_out, in_tables
 from isthmus_bench.tables import Table, number
 
 if TYPE_CHECKING:
-    from isthmus_bench.replicate import CatchUpFigure, LagFigure, Report, Verdict
+    from isthmus_bench.replicate import CatchUpFigure, Contest, LagFigure, Report, Verdict
 
 
 def replicate(
@@ -61,14 +61,15 @@ def replicate(
     carry_out(
         lambda say: measured.run(plan, say),
         (ChildFailed, EmbeddedKafkaError, HTTPError, LoadError, ProxyFailed),
-        *in_tables(_measured, tables),
+        *in_tables(measured_line, tables),
         markdown=markdown,
         output=output,
         judged=not quick,
     )
 
 
-def _measured(report: Report) -> str:
+def measured_line(report: Contest) -> str:
+    """On what, and how much."""
     return (
         f"{report.broker}; {report.machine}; medians of {report.rounds} rounds; {report.partitions} partitions, "
         f"a backlog of {report.backlog_mb} MB in batches of 16 x 1 KB"

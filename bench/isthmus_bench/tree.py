@@ -15,15 +15,15 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from isthmus_bench import replicate
 from isthmus_bench.command import python_build
 from isthmus_bench.contestants import TREE, TREE_AT_LEAST_ONCE, TUNED, Say
 from isthmus_bench.kafka import DEFAULT_VERSION
 from isthmus_bench.load import batch
-from isthmus_bench.replicate import CatchUpFigure, LagFigure, Turn, Verdict, catch_up_figures, lag_figures
+from isthmus_bench.replicate import Contest, Turn, Verdict, catch_up_figures, lag_figures
 from isthmus_plugins.distribution.copies import copies
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, bit, write_flags
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
@@ -91,22 +91,11 @@ class HeaderCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Contest):
     """One run."""
 
-    machine: str
-    broker: str
-    rounds: int
-    backlog_mb: int
-    partitions: int
-    catch_up: list[CatchUpFigure]
-    lags: list[LagFigure]
     header: list[HeaderCost]
     verdicts: list[Verdict] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON and YAML."""
-        return asdict(self)
 
 
 def run(plan: Plan, say: Say) -> Report:

@@ -10,7 +10,7 @@ import typer
 
 from isthmus.cli.output import Output, OutputOption
 from isthmus_bench.command import carry_out, in_tables
-from isthmus_bench.replicate_cli import contest_tables, targets_table
+from isthmus_bench.replicate_cli import contest_tables, measured_line, targets_table
 from isthmus_bench.tables import Table, number
 
 if TYPE_CHECKING:
@@ -60,17 +60,10 @@ def tree(
     carry_out(
         lambda say: measured.run(plan, say),
         (ChildFailed, EmbeddedKafkaError, HTTPError, LoadError, ProxyFailed),
-        *in_tables(_measured, tables),
+        *in_tables(measured_line, tables),
         markdown=markdown,
         output=output,
         judged=not quick,
-    )
-
-
-def _measured(report: Report) -> str:
-    return (
-        f"{report.broker}; {report.machine}; medians of {report.rounds} rounds; {report.partitions} partitions, "
-        f"a backlog of {report.backlog_mb} MB in batches of 16 x 1 KB"
     )
 
 
