@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,11 @@ BUGS = frozenset({"answer not understood", "task failed", "batch not prepared", 
 def pytest_collection_finish() -> None:
     """What is loaded, and all tests, stay: the collector need not look through them again and again."""
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is drawn from nobody's own seed, such as when renewals are due, is drawn as it was when a test failed."""
+    random.seed(item.nodeid)
 
 
 @pytest.fixture(autouse=True)
