@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from isthmus_bench.demo.report import QUICK_SPARK
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Of every Spark of these tests, also of commands: none lives long enough for the compiler that takes twice the CPU.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(QUICK_SPARK))
 
 
 @pytest.fixture(scope="session")
@@ -26,13 +28,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         kafka = wanted and bool(connector_jars())
     except ConnectorError:
         kafka = False  # spark_kafka says why
-    # Frames are small here: to compile each plan, and to plan anew after each stage, takes longer than to run it.
-    small = {
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    }
+    small = {"spark.sql.shuffle.partitions": "1"}
     spark = session("tests", "local[2]", kafka=kafka, **small)
     yield spark
     spark.stop()

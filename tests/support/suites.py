@@ -7,6 +7,9 @@ all. ``of="random faults"`` makes one group of several tests, ``case="4.1.1"`` o
 
 Of files that :mod:`support.turns` has as one subject, CI runs one, chosen likewise, and ``stories`` runs all.
 
+CI's examples of properties (Hypothesis) are always the same ones, so that what passes here passes there; other suites
+draw new ones.
+
 ``--suite NAME`` chooses (``all``: whatever is collected), ``--slice 2/6`` takes each sixth test from the second on.
 What has passed in a slice is written down, and the slice goes on behind it when it is run again on the same tree;
 ``--again`` forgets that.
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import settings
 
 from support import turns
 
@@ -46,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "suite(*names): runs in these suites in place of CI")
     config.addinivalue_line("markers", "one_in_ci(*names): CI runs one of its cases, these suites run all")
+    settings.register_profile("the same", derandomize=True)
+    if config.getoption("--suite") == CI:
+        settings.load_profile("the same")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Notes(config), "passed-notes")
 

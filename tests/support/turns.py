@@ -10,93 +10,90 @@ from collections.abc import Mapping
 from typing import Final
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "clients of other libraries": (
+    "clients, and the limits that they meet": (
         "integration/test_clients_aiokafka.py",
+        "integration/test_clients_at_follower.py",
         "integration/test_clients_java.py",
         "integration/test_clients_kafka_python.py",
         "integration/test_clients_librdkafka.py",
-    ),
-    "clients that meet limits": (
-        "integration/test_clients_at_follower.py",
         "integration/test_clients_throttled.py",
         "integration/test_connect_at_follower.py",
+        "integration/test_connection_burst.py",
         "integration/test_quotas.py",
+        "integration/test_request_costs.py",
     ),
-    "proxies in front of brokers": (
+    "proxies in front of brokers, and who may": (
         "integration/test_addresses_hidden.py",
-        "integration/test_proxy_modes.py",
-        "integration/test_proxy_security.py",
-        "integration/test_sidecars_life.py",
-    ),
-    "clusters for tests, and the client of our own": (
-        "integration/test_embedded_cluster.py",
-        "integration/test_kafka_client.py",
-        "integration/test_partition_log.py",
-    ),
-    "who may": (
+        "integration/test_cluster_access.py",
         "integration/test_consents.py",
         "integration/test_control_signing.py",
         "integration/test_link_security.py",
+        "integration/test_proxy_modes.py",
+        "integration/test_proxy_security.py",
+        "integration/test_sidecars_life.py",
         "integration/test_strangers.py",
     ),
-    "batches that are odd": (
+    "clusters for tests, the client of our own, the control log": (
+        "integration/test_control_log.py",
+        "integration/test_control_topic.py",
+        "integration/test_embedded_cluster.py",
+        "integration/test_kafka_client.py",
+        "integration/test_namespace_plugins.py",
+        "integration/test_partition_log.py",
+    ),
+    "records, settings and names that are odd": (
         "integration/test_batch_limits.py",
+        "integration/test_compacted_followers.py",
+        "integration/test_internal_topics.py",
         "integration/test_large_inside.py",
+        "integration/test_left_out.py",
+        "integration/test_namespaces.py",
         "integration/test_newer_records.py",
-    ),
-    "logs that lost something": (
-        "integration/test_missed_deletions.py",
-        "integration/test_power_loss.py",
-        "integration/test_source_losses.py",
-        "integration/test_source_losses_of_transactions.py",
-    ),
-    "truncation": (
-        "integration/test_truncation.py",
-        "integration/test_truncation_clients.py",
-        "integration/test_truncation_faults.py",
-    ),
-    "settings": (
         "integration/test_policies_and_tiers.py",
         "integration/test_settings_of_versions.py",
         "integration/test_settings_refused.py",
         "integration/test_topic_settings.py",
     ),
-    "the control log": (
-        "integration/test_control_log.py",
-        "integration/test_control_topic.py",
-        "integration/test_namespace_plugins.py",
+    "what was lost, and what is cut": (
+        "integration/test_background_verification.py",
+        "integration/test_disk_full.py",
+        "integration/test_link_faults.py",
+        "integration/test_link_modes.py",
+        "integration/test_missed_deletions.py",
+        "integration/test_power_loss.py",
+        "integration/test_source_losses.py",
+        "integration/test_source_losses_of_transactions.py",
+        "integration/test_truncation.py",
+        "integration/test_truncation_clients.py",
+        "integration/test_truncation_faults.py",
     ),
-    "synchronous links: what they come to": (
+    "synchronous links": (
+        "integration/test_sync_groups.py",
         "integration/test_sync_isolation.py",
         "integration/test_sync_mode.py",
         "integration/test_sync_new_topics.py",
         "integration/test_sync_paused_leader.py",
-    ),
-    "synchronous links: groups and transactions": (
-        "integration/test_sync_groups.py",
-        "integration/test_sync_transactions.py",
-    ),
-    "synchronous links: several of something": (
         "integration/test_sync_several.py",
         "integration/test_sync_sidecars.py",
         "integration/test_sync_thin_line.py",
         "integration/test_sync_timeouts.py",
+        "integration/test_sync_transactions.py",
     ),
-    "what a source's transactions leave": (
+    "transactions, offsets of groups, who wrote what": (
+        "integration/test_group_offsets.py",
+        "integration/test_moved_members.py",
+        "integration/test_offsets_leaders.py",
+        "integration/test_origins.py",
         "integration/test_own_transactions.py",
+        "integration/test_replicas.py",
+        "integration/test_time_offsets.py",
         "integration/test_transaction_log.py",
         "integration/test_transaction_verification.py",
         "integration/test_transactions_touching.py",
     ),
-    "offsets of groups": (
-        "integration/test_group_offsets.py",
-        "integration/test_moved_members.py",
-        "integration/test_offsets_leaders.py",
-        "integration/test_time_offsets.py",
-    ),
-    "replicas, and who wrote them": (
-        "integration/test_origins.py",
-        "integration/test_replicas.py",
+    "trees": (
+        "integration/test_distribution.py",
+        "integration/test_distribution_offsets.py",
     ),
     "capture and audit": (
         "integration/test_audit.py",
@@ -104,34 +101,22 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
         "integration/test_capture_links.py",
         "integration/test_hooks.py",
     ),
-    "what a namespace holds": (
-        "integration/test_internal_topics.py",
-        "integration/test_left_out.py",
-        "integration/test_namespaces.py",
-    ),
-    "faults around a link": (
-        "integration/test_disk_full.py",
-        "integration/test_link_faults.py",
-        "integration/test_link_modes.py",
-    ),
     "Spark: traffic that was captured": (
-        "spark/test_captured_traffic.py",
-        "spark/test_links.py",
-    ),
-    "Spark: what went wrong": (
         "spark/test_anomalies.py",
         "spark/test_anomalies_query.py",
+        "spark/test_captured_traffic.py",
         "spark/test_columns.py",
+        "spark/test_generated.py",
+        "spark/test_latency.py",
+        "spark/test_links.py",
     ),
-    "Spark: latencies of synchronous links": (
-        "spark/test_pages.py",
-        "spark/test_sync.py",
-        "spark/test_sync_wan.py",
-    ),
-    "Spark: clusters compared": (
+    "Spark: clusters, and links between them": (
         "spark/test_audit.py",
         "spark/test_audit_clusters.py",
         "spark/test_compaction.py",
+        "spark/test_pages.py",
+        "spark/test_sync.py",
+        "spark/test_sync_wan.py",
         "spark/test_tree.py",
     ),
 }
