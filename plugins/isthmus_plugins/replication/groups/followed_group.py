@@ -118,8 +118,8 @@ class FollowedGroup:
         self.certain_from = 0.0
         """Until then somebody's request of before may be carried out, and put an older committed offset over a newer
         one."""
-        self.own_open = False
-        """Whether transactions of this cluster's own may do so, however long that takes."""
+        self._own: Pending | None = None
+        """Why transactions of this cluster's own may do so, however long that takes; None: they may not."""
         self.certain = False
         """Whether what the coordinator has was read after that."""
         self._source_has: dict[TopicPartition, tuple[CommittedOffset, bool]] = {}
@@ -210,8 +210,8 @@ class FollowedGroup:
         self._lost = self.missing_from(has)
         self._had, self._tried = {}, {}
         self.has, self.has_others = dict(has), has_others
-        self.certain = not self.own_open and (now if asked_at is None else asked_at) >= self.certain_from
-        again = self.certain or self.own_open  # when these have ended it is read in any case
+        self.certain = self._own is None and (now if asked_at is None else asked_at) >= self.certain_from
+        again = self.certain or self._own is not None  # when these have ended it is read in any case
         self.read_at = now + COMPARE_INTERVAL_S if again else max(now, self.certain_from)
         self.renew_at = {
             place: self.renew_at.get(place, now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S)))
@@ -306,15 +306,16 @@ class FollowedGroup:
 
     def await_own(self, why: Pending) -> None:
         """Transactions of this cluster's own may have committed offsets of it that count when they end."""
-        self.own_open, self.certain = True, False
-        self.pending[None] = why
+        self._own, self.certain = why, False
+
+    @property
+    def awaits_own(self) -> bool:
+        """Whether it is still to be told that there are none."""
+        return self._own is not None
 
     def own_ended(self, certain_from: float) -> None:
         """There are none, or what they committed counts from then on."""
-        self.own_open = False
-        known = self.pending.get(None)
-        if known is not None and known.code == ReasonCode.TRANSACTIONS_ENDING:
-            del self.pending[None]
+        self._own = None
         self.doubt(certain_from)
         self.read_at = certain_from
 
@@ -355,7 +356,7 @@ class FollowedGroup:
     def idle(self) -> bool:
         """Whether the coordinator has what is wanted, and nothing that is not."""
         open_places = self.differences or self.unknown or self.silent
-        return self.has is not None and not open_places and not self.pending
+        return self.has is not None and not open_places and not self.pending and self._own is None
 
     @property
     def settled(self) -> bool:
@@ -392,7 +393,10 @@ class FollowedGroup:
         """What is not there yet, and the gravest reason for it."""
         offsets = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
         age_s = now - min(self.since.values()) if offsets and self.since else 0.0
-        reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
+        reasons = sorted(
+            (*self.pending.values(), *([self._own] if self._own else [])),
+            key=lambda pending: pending.code not in STOPPED,
+        )
         code, message = reasons[0] if reasons else (None, None)
         return calls.Waiting(offsets, int(age_s * 1000), code, message)
 

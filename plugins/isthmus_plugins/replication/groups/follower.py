@@ -354,7 +354,7 @@ class GroupFollower(Part):
     def _note_own_commits(self, group: FollowedGroup, why: Reason | None) -> None:
         if why is not None:
             group.await_own(Pending(why.code, why.message))
-        elif group.own_open:  # coordinators may take a moment to count what the markers say
+        elif group.awaits_own:  # coordinators may take a moment to count what the markers say
             group.own_ended(self._clock.monotonic() + LOST_REQUEST_MARGIN_S)
         self._touched(group)
 

@@ -11,6 +11,7 @@ from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
+    COORDINATOR_NOT_AVAILABLE,
     MEMBERS_SUBSCRIBED,
     POSITION_NOT_KNOWN,
     TARGET_REFUSES_OFFSETS,
@@ -84,6 +85,22 @@ def test_the_gravest_reason_is_told() -> None:
     group = a_group({}, a=at(5), b=at(6))
     group.pending = {A: Pending(MEMBERS_SUBSCRIBED, "later"), B: Pending(TARGET_REFUSES_OFFSETS, "somebody must act")}
     assert group.waiting(0.0).code == TARGET_REFUSES_OFFSETS
+
+
+def test_what_own_transactions_may_do_is_told_until_they_have_ended_whatever_was_carried_out() -> None:
+    why = Pending(ReasonCode.TRANSACTIONS_ENDING, "one is open")
+    group = a_group({A: at(3)}, a=at(5))
+    group.await_own(why)
+    group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, "it moves")
+    assert group.plan({A: 10}, {}, 1.0).commit == {A: at(5)}
+    group.committed({A: at(5)}, 2.0, RENEWAL_S)
+    del group.pending[None]
+    assert group.waiting(3.0)[2:] == why
+    assert not group.idle
+    group.own_ended(certain_from=4.0)
+    assert group.waiting(5.0).code is None
+    group.found({A: at(5)}, False, 5.0, RENEWAL_S)
+    assert group.settled
 
 
 def test_what_cannot_be_read_at_the_source_stays_as_it_is() -> None:
