@@ -163,6 +163,30 @@ def test_what_is_refused_takes_along_what_refers_to_it(registries: list[Confluen
     assert one.subjects.keys() == {"t-other", "t-proto"}
 
 
+def test_what_does_not_go_is_not_overwritten(registries: list[ConfluentRegistry]) -> None:
+    """Somebody else's schema refers to it; what else there is to do goes on."""
+    primary, one, _ = registries
+    one.subjects["t-other"] = {1: {"id": 40, "schema": '"bytes"', "deleted": False}}
+    foreign = {"name": "Other", "subject": "t-other", "version": 1}
+    one.subjects["elsewhere"] = {1: {"id": 41, "schema": CUSTOMER, "references": [foreign], "deleted": False}}
+    outcome = sync(registries, delete=True)[0]
+    assert [(each.reason, each.subject) for each in outcome.findings] == [(Reason.REFUSED, "t-other")]
+    assert one.subjects["t-other"] == {1: {"id": 40, "schema": '"bytes"', "deleted": False}}
+    assert one.subjects["t-customer"].keys() == primary.subjects["t-main-customer"].keys()
+    assert one.levels == {None: "NONE", "t-customer": "FULL"}
+
+
+def test_what_was_refused_is_not_deleted(registries: list[ConfluentRegistry]) -> None:
+    primary, one, _ = registries
+    primary.delete("t-main-proto", "1")
+    primary.delete("t-main-other", "1")
+    one.refuses = "t-proto"
+    outcome = sync(registries)[0]
+    assert [(each.reason, each.subject) for each in outcome.findings] == [(Reason.REFUSED, "t-proto")]
+    assert one.subjects["t-other"][1]["deleted"]
+    assert one.levels == {None: "NONE", "t-customer": "FULL"}
+
+
 @pytest.mark.parametrize("answered", [True, False], ids=["before a write", "in a write"])
 def test_whenever_a_pass_ends_the_next_one_goes_on(registries: list[ConfluentRegistry], answered: bool) -> None:
     """The target goes down at each write of a pass that registers, deletes in both ways, and sets levels."""
