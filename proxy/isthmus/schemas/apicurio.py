@@ -96,7 +96,7 @@ class Apicurio:
         text = self._rest.find_text(path)
         if text is None:
             return None
-        return Schema(kind, text, tuple(_reference(each) for each in self._rest.get(f"{path}/references")))
+        return Schema(kind, text, tuple(_reference(each) for each in self._rest.get(f"{path}/references", list)))
 
     def version(self, subject: str, number: int) -> Version | None:
         found = self._rest.find(self._path(subject, number))

@@ -32,10 +32,10 @@ class Confluent:
     def contents(self) -> Contents:
         subjects: dict[str, dict[int, Version]] = {}
         levels: dict[str, str] = {}
-        for subject in self._rest.get("/subjects", deleted="true"):
+        for subject in self._rest.get("/subjects", list, deleted="true"):
             path = f"/subjects/{quoted(subject)}/versions"
-            live = self._rest.find(path) or []
-            for number in self._rest.find(path, deleted="true") or []:
+            live = self._rest.find(path, list) or []
+            for number in self._rest.find(path, list, deleted="true") or []:
                 found = self._rest.find(f"{path}/{number}", deleted="true")
                 if found is not None:  # else it has gone just now
                     subjects.setdefault(subject, {})[number] = _version(found, number not in live)
@@ -52,7 +52,7 @@ class Confluent:
 
     def level(self, subject: str | None) -> str | None:
         found = self._rest.find(_config(subject))
-        return None if found is None else str(found["compatibilityLevel"])
+        return None if found is None else found.get("compatibilityLevel")  # it may have settings of other kinds alone
 
     # ---- the switch ----
 

@@ -122,6 +122,8 @@ class _Writing:
 
     def _take(self, step: Step) -> bool:
         """Whether to go on: not where the registry does not keep what it was given."""
+        if not isinstance(step, SetLevel) and (step.subject, step.number) in self._failed:
+            return True  # what was to go is still there, and some registries would overwrite it
         if isinstance(step, Register) and (missing := self._missing(step)) is not None:
             return self._failed_at(step, Reason.REFERENCE_LEFT_OUT, missing)
         try:

@@ -104,12 +104,15 @@ class Plan:
 
 def planned(primary: Contents, target: Contents, names: Translation, delete: bool = False) -> Plan:
     """``delete``: what the target has alone gives way, and what is another schema there: an operator's word."""
-    if not any(primary.subjects.values()):
-        if any(target.subjects.values()):
-            message = "the primary has no schemas, and the target has some: nothing is written, nothing is deleted"
-            return Plan(findings=(Finding(Reason.PRIMARY_EMPTY, None, None, message),))
-        return Plan()
     wanted = _wanted(primary, names)
+    if not any(wanted.contents.subjects.values()):
+        if any(versions and _is_primarys(subject, names, wanted) for subject, versions in target.subjects.items()):
+            what = "no schemas that a format takes" if any(primary.subjects.values()) else "no schemas"
+            message = f"the primary has {what}, and the target has some: nothing is written, nothing is deleted"
+            findings = (Finding(Reason.PRIMARY_EMPTY, None, None, message), *wanted.findings)
+            return Plan(findings=findings, left_out=wanted.left_out)
+        if not any(primary.subjects.values()):
+            return Plan()
     work = _compared(wanted, target, names, _Deletions(softly_deleted=True, live=delete))
     if work.going and not delete and any(each.reason in FOREIGN for each in work.findings):
         work = _compared(wanted, target, names, _Deletions(softly_deleted=False, live=False))
@@ -212,10 +215,18 @@ class _Deletions(NamedTuple):
         return self.softly_deleted if version.deleted else self.live
 
 
+def _is_primarys(subject: str, names: Translation, wanted: _Wanted) -> bool:
+    """Whether a subject of the target is the primary's to have, or not to have."""
+    return names.is_targets(subject) and subject not in wanted.collided
+
+
 def _compared(wanted: _Wanted, target: Contents, names: Translation, deletions: _Deletions) -> _Work:
     work = _Work(wanted, target, deletions)
     for place, version in target.places():
-        if names.is_targets(place[0]) and place[0] not in wanted.collided and wanted.contents.at(place) is None:
+        there = wanted.contents.at(place)
+        # What has the same id is the same, and differs in what it refers to where that is not distributed any more.
+        gone = there is None or (version.deleted and version.id != there.id)
+        if gone and _is_primarys(place[0], names, wanted):
             work.meet_alone(place, version)
     for place in work.order:
         work.meet(place)
@@ -257,7 +268,7 @@ class _Work:
     def meet(self, place: Place) -> None:
         """A version of the primary. What it refers to was met before."""
         version = self._wanted.contents.at(place)
-        there = self._target.at(place)
+        there = self._target.at(place) if place not in self.going else None
         assert version is not None
         if there is not None and there.is_like(version):
             if version.deleted == there.deleted:
@@ -267,6 +278,8 @@ class _Work:
             else:
                 self.coming.append(Restore(*place, version))
             return
+        if place in self._missing:
+            return  # what is there in its place waits
         if there is not None and not self._deletions.allow(there):
             if there.deleted:
                 self._leave(Reason.DELETION_WAITS, place, _WAITS)
@@ -281,7 +294,8 @@ class _Work:
                 self.hiding.add(place)
 
     def meet_alone(self, place: Place, version: Version) -> None:
-        """A version that the target has, and the primary has not."""
+        """A version that the target has, and the primary has not, or not any more. Before all that is to come: its id
+        may be free by then."""
         if self._deletions.allow(version):
             self._forget(place, version)
         elif version.deleted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 from urllib.parse import quote
@@ -67,6 +68,14 @@ class Credentials(NamedTuple):
     cert: Path | None = None
     key: Path | None = None
 
+    def authorization(self) -> str | None:
+        """What a request says of who asks, as files have it now. Raises NotUsable."""
+        if self.token_file is not None:
+            return f"Bearer {token_of(self.token_file)}"
+        if self.user is not None and self.password_file is not None:
+            return f"Basic {b64encode(f'{self.user}:{_password(self.password_file)}'.encode()).decode()}"
+        return None
+
 
 class Rest:
     """Requests to one registry, one after the other."""
@@ -75,19 +84,15 @@ class Rest:
         """Raises NotUsable (``isthmus.admin_requests``): files cannot be used. ``transport``: for tests."""
         import httpx
 
-        headers, auth = {}, None
-        if credentials.token_file is not None:
-            headers["authorization"] = f"Bearer {token_of(credentials.token_file)}"
-        elif credentials.user is not None and credentials.password_file is not None:
-            auth = httpx.BasicAuth(credentials.user, _password(credentials.password_file))
+        credentials.authorization()
         plain = url.lower().startswith("http:")
         self.url = url.rstrip("/")
         self._errors = httpx
+        self._credentials = credentials
         self._client = httpx.Client(
             timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             trust_env=False,  # registries are on private addresses
-            headers=headers,
-            auth=auth,
+            auth=self._authorized,  # by files that may be others by then: tokens end while a service runs
             verify=False if plain else tls_of(credentials.cacert, credentials.cert, credentials.key),
             transport=transport,
         )
@@ -101,14 +106,14 @@ class Rest:
     def close(self) -> None:
         self._client.close()
 
-    def get(self, path: str, **query: Any) -> Any:
-        """Raises Refused, also where there is nothing."""
-        return self._json(self._ask("GET", path, params=query))
+    def get(self, path: str, of: type = dict, **query: Any) -> Any:
+        """Raises Refused, also where there is nothing. ``of``: what the answer is, an object or a list."""
+        return self._json(self._ask("GET", path, params=query), of)
 
-    def find(self, path: str, **query: Any) -> Any | None:
+    def find(self, path: str, of: type = dict, **query: Any) -> Any | None:
         """None: it says that there is nothing."""
         response = self._ask("GET", path, missing=True, params=query)
-        return None if response.status_code == 404 else self._json(response)
+        return None if response.status_code == 404 else self._json(response, of)
 
     def find_text(self, path: str) -> str | None:
         response = self._ask("GET", path, missing=True)
@@ -128,18 +133,37 @@ class Rest:
             response = self._client.request(method, self.url + path, **arguments)
         except (self._errors.TransportError, self._errors.InvalidURL, self._errors.DecodingError) as error:
             raise Unreachable(f"no answer from {self.url} ({str(error) or type(error).__name__})") from None
-        if response.is_success or (missing and response.status_code == 404):
+        except NotUsable as error:
+            raise Unreachable(f"{self.url} was not asked: {error.message}") from None
+        if response.is_success or (missing and _says_missing(response)):
             return response
         message = f"{self.url} answered {response.status_code} to {method} {path}: {_said(response)}"
-        # Who may not log in, or meets an error of the registry itself, has learned nothing of its contents.
-        kind = Unreachable if response.status_code in (401, 403) or response.status_code >= 500 else Refused
-        raise kind(message)
+        # Who may not log in, comes too often or is sent elsewhere, or meets an error, has learned nothing of what is
+        # there; nor from a 404 that is not the registry's own.
+        unknown = response.is_redirect or response.is_server_error or response.status_code in (401, 403, 408, 429)
+        raise Unreachable(message) if unknown or (missing and response.status_code == 404) else Refused(message)
 
-    def _json(self, response: httpx.Response) -> Any:
+    def _authorized(self, request: httpx.Request) -> httpx.Request:
+        authorization = self._credentials.authorization()
+        if authorization is not None:
+            request.headers["authorization"] = authorization
+        return request
+
+    def _json(self, response: httpx.Response, of: type) -> Any:
         try:
-            return response.json()
+            answer = response.json(object_hook=_Fields)
         except ValueError:
             raise Unreachable(f"{self.url} is not a schema registry: what it answered is not JSON") from None
+        if not isinstance(answer, of):
+            raise Unreachable(f"{self.url} is not a schema registry: {response.text[:100]}")
+        return answer
+
+
+class _Fields(dict[str, Any]):
+    """Of an answer. One that is left out is no bug of ours."""
+
+    def __missing__(self, name: str) -> Any:
+        raise Unreachable(f"it is not a schema registry: an answer has no {name}")
 
 
 def _password(path: Path) -> str:
@@ -148,6 +172,21 @@ def _password(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise NotUsable("FILE", f"the password file {path} cannot be read: {reason}") from None
+
+
+def _says_missing(response: httpx.Response) -> bool:
+    """That there is nothing, in a registry's own words: what stands in front of one answers 404 as well."""
+    if response.status_code != 404:
+        return False
+    try:
+        answer = response.json()
+    except ValueError:
+        return False
+    if not isinstance(answer, dict):
+        return False
+    code, name = str(answer.get("error_code")), str(answer.get("name"))
+    # Confluent's codes, of which 404 is for a path that it does not know; Apicurio's names.
+    return (code.startswith("404") and code != "404") or name.endswith("NotFoundException")
 
 
 def _said(response: httpx.Response) -> str:

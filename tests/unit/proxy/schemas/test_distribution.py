@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 from support.confluent_registry import Answer, ConfluentRegistry, served
 
 from isthmus.schemas.confluent import Confluent
+from isthmus.schemas.contents import Contents
 from isthmus.schemas.distribution import Outcome, State, Target, run
 from isthmus.schemas.plan import Delete, Reason, Register, Restore, SetLevel
 from isthmus.schemas.registry import Credentials
@@ -47,6 +49,25 @@ def equal(primary: ConfluentRegistry, target: ConfluentRegistry) -> bool:
     levels = {each and each.replace("t-main-", "t-"): level for each, level in primary.levels.items()}
     found = {subject: versions for subject, versions in target.subjects.items() if versions}
     return (json.loads(json.dumps(found)), target.levels) == ({s: v for s, v in wanted.items() if v}, levels)
+
+
+def read(registry: ConfluentRegistry) -> Contents:
+    with closing(Confluent(registry.url, Credentials())) as asked:
+        return asked.contents()
+
+
+def after(registry: ConfluentRegistry, path: str, happens: Callable[[], Any]) -> None:
+    """Something happens once, when the first request for a path is answered."""
+    answer = registry.answer
+
+    def answered(method: str, target: str, body: Any) -> Any:
+        said = answer(method, target, body)
+        if target.partition("?")[0] == path:
+            registry.answer = answer  # type: ignore[method-assign]
+            happens()
+        return said
+
+    registry.answer = answered  # type: ignore[method-assign]
 
 
 def test_all_targets_have_what_the_primary_has(registries: list[ConfluentRegistry]) -> None:
@@ -161,6 +182,96 @@ def test_what_is_refused_takes_along_what_refers_to_it(registries: list[Confluen
         (Reason.REFERENCE_LEFT_OUT, "t-customer"),
     ]
     assert one.subjects.keys() == {"t-other", "t-proto"}
+
+
+def test_what_does_not_go_is_not_overwritten(registries: list[ConfluentRegistry]) -> None:
+    """Somebody else's schema refers to it; what else there is to do goes on."""
+    primary, one, _ = registries
+    one.subjects["t-other"] = {1: {"id": 40, "schema": '"bytes"', "deleted": False}}
+    foreign = {"name": "Other", "subject": "t-other", "version": 1}
+    one.subjects["elsewhere"] = {1: {"id": 41, "schema": CUSTOMER, "references": [foreign], "deleted": False}}
+    outcome = sync(registries, delete=True)[0]
+    assert [(each.reason, each.subject) for each in outcome.findings] == [(Reason.REFUSED, "t-other")]
+    assert one.subjects["t-other"] == {1: {"id": 40, "schema": '"bytes"', "deleted": False}}
+    assert one.subjects["t-customer"].keys() == primary.subjects["t-main-customer"].keys()
+    assert one.levels == {None: "NONE", "t-customer": "FULL"}
+
+
+def test_what_was_refused_is_not_deleted(registries: list[ConfluentRegistry]) -> None:
+    primary, one, _ = registries
+    primary.delete("t-main-proto", "1")
+    primary.delete("t-main-other", "1")
+    one.refuses = "t-proto"
+    outcome = sync(registries)[0]
+    assert [(each.reason, each.subject) for each in outcome.findings] == [(Reason.REFUSED, "t-proto")]
+    assert one.subjects["t-other"][1]["deleted"]
+    assert one.levels == {None: "NONE", "t-customer": "FULL"}
+
+
+def test_one_that_goes_while_it_is_read_is_none(registries: list[ConfluentRegistry]) -> None:
+    primary, _, _ = registries
+    after(primary, "/subjects", lambda: primary.subjects.pop("t-main-other"))
+    assert read(primary).subjects.keys() == {"t-main-address", "t-main-customer", "t-main-proto"}
+
+
+@pytest.mark.parametrize(
+    ("path", "answers"),
+    [
+        ("/subjects/t-main-other/versions", Answer(404, 404, "HTTP 404 Not Found")),
+        ("/subjects/t-main-other/versions", Answer(429, 42901, "Too many requests")),
+        ("/subjects/t-main-other/versions", Answer(302, 0, "Log in")),
+        ("/subjects", {"state": "up"}),
+        ("/subjects/t-main-other/versions/1", {"state": "up"}),
+    ],
+    ids=["a path unknown to it", "too many requests", "sent elsewhere", "no list", "no version"],
+)
+def test_what_is_no_answer_of_a_registry_says_nothing_of_what_is_there(
+    registries: list[ConfluentRegistry], path: str, answers: Any
+) -> None:
+    """As of what stands in front of it. The others are distributed to, or stay as they are."""
+    primary, one, two = registries
+    sync(registries)
+    before = json.dumps(one.subjects)
+    answer = primary.answer
+
+    def answered(method: str, target: str, body: Any) -> Any:
+        if target.partition("?")[0] != path:
+            return answer(method, target, body)
+        if isinstance(answers, Answer):
+            raise answers
+        return answers
+
+    primary.answer = answered  # type: ignore[method-assign]
+    assert [each.state for each in sync(registries)] == [State.UNKNOWN, State.UNKNOWN]
+    assert json.dumps(one.subjects) == before
+    first, second = sync([two, primary, one], write=False)
+    assert first.state is State.UNREACHABLE
+    assert second.state is not State.UNREACHABLE
+
+
+def test_a_target_that_has_had_enough_is_asked_no_more(registries: list[ConfluentRegistry]) -> None:
+    primary, one, two = registries
+    answer, writes = one.answer, []
+
+    def answered(method: str, target: str, body: Any) -> Any:
+        if method == "POST":
+            writes.append(target)
+            raise Answer(429, 42901, "Too many requests")
+        return answer(method, target, body)
+
+    one.answer = answered  # type: ignore[method-assign]
+    assert [each.state for each in sync(registries)] == [State.UNREACHABLE, State.IN_SYNC]
+    assert (len(writes), one.mode) == (1, "READONLY")
+    assert equal(primary, two)
+
+
+def test_a_subject_may_have_settings_and_no_level(registries: list[ConfluentRegistry]) -> None:
+    primary, _, _ = registries
+    answer = primary.answer
+    primary.answer = lambda method, target, body: (  # type: ignore[method-assign]
+        {"normalize": True} if target == "/config/t-main-other" else answer(method, target, body)
+    )
+    assert read(primary).levels == {"t-main-customer": "FULL"}
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["before a write", "in a write"])
