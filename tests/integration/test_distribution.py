@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import groups
 from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags
 from support.kafka import Clusters, unique
 from support.links import Read, Side, sidecars, until, whole
@@ -19,6 +20,7 @@ from support.wire import Wire
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
 from isthmus_plugins.distribution.by_key import partition_of
+from isthmus_plugins.distribution.kept import given_group, read_given
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
@@ -292,6 +294,9 @@ def test_messages_go_by_their_keys_where_partition_counts_differ(two: Distributi
     expected += produce(two, "one", topic, 5_000, 100) + produce(two, "other", topic, 5_000, 100)
     two.wait_values(topic, 3, expected)
     two.wait_settled(topic)
+    # What was kept beside another partition is not left out when that one's goes on: the third got nothing since.
+    kept = groups.committed(one, given_group("other", 4))
+    assert {each for (name, at), found in kept.items() if name == topic for each in read_given(at, *found)} == {0, 1, 2}
 
 
 def settled(clusters: Distributing, topic: str) -> bool:
