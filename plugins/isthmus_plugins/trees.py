@@ -23,6 +23,8 @@ class ApplyTreeRequest(_Model):
     give_up: bool = False
     """The clusters that it takes out are lost, with what they have passed on to nobody; what they were given and is not
     known to be on all clusters of their side is given again."""
+    own_messages: bool = False
+    """The cluster that is asked is new, and what its topics hold never came over a tree: distribute it as its own."""
 
 
 class ChooseTargetRequest(_Model):
@@ -96,6 +98,8 @@ class AppliedTree(_Model):
     """Clusters that are new, each with the one that fills it: with all that it has, from retention on."""
     removed: list[str]
     """Clusters that are taken out."""
+    not_empty: dict[str, list[str]]
+    """By cluster that is new: where it has messages already. It cannot apply the version then; see `own_messages`."""
     blocked: list[str]
     """Why it cannot be applied yet; only a dry run says so, else it is refused."""
     topics: list[ComparedTopic]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import groups
 from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags
 from support.kafka import Clusters, unique
 from support.links import Read, Side, sidecars, until, whole
@@ -19,6 +20,7 @@ from support.wire import Wire
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
 from isthmus_plugins.distribution.by_key import partition_of
+from isthmus_plugins.distribution.kept import given_group, read_given
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
@@ -153,7 +155,9 @@ def test_every_message_gets_to_both_clusters_once(two: Distributing) -> None:
 def test_a_cluster_comes_and_another_one_goes(
     kafka_pair: tuple[KafkaCluster, KafkaCluster], shared_kafka: Clusters, tmp_path: Path
 ) -> None:
-    """Two clusters become three. The proxy that fills the new one is killed; then its cluster is taken out."""
+    """Two clusters become three, the third once it is empty. The proxy that fills it is killed; then its cluster is
+    taken out.
+    """
     clusters = dict(zip(("one", "other", "third"), (*kafka_pair, shared_kafka(role="third")), strict=True))
     proxies = {name: [whole(kafka, **PLUGINS)] for name, kafka in clusters.items()}
     with distributing(clusters, proxies, tmp_path) as three:
@@ -173,9 +177,13 @@ def test_a_cluster_comes_and_another_one_goes(
         assert len(gone) == 10
 
         three.sides["third"] = third
+        third.create_topic(topic)
+        third.produce(topic, [b"of before"])
+        held = {"third": [f"{topic}-0 has offsets 0 to 0"]}
         file = three.document(["one", ["other", "third"]], version=2)
         tried = one.proxy.cli("tree", "apply", str(file), "--dry-run")
         assert (tried["added"], tried["removed"], tried["blocked"]) == ({"third": "other"}, [], [])
+        assert tried["not_empty"] == held
         for side in (one, other):
             side.proxy.cli("tree", "apply", str(file))
         with pytest.raises(ProxyFailed, match="isthmus tree document"):
@@ -183,6 +191,11 @@ def test_a_cluster_comes_and_another_one_goes(
         told = tmp_path / "told.yaml"
         told.write_text(json.dumps(other.proxy.cli("tree", "document")))
         expected += produce(three, "one", topic, 10_000, 100)
+        assert third.proxy.cli("tree", "apply", str(told), "--dry-run", check=False)["not_empty"] == held
+        with pytest.raises(ProxyFailed, match="third is new, and not empty"):
+            third.proxy.cli("tree", "apply", str(told))
+        third.delete_topic(topic)
+        until("it is gone", lambda: topic not in third.topics())
         (made,) = third.proxy.cli("tree", "apply", str(told))["topics"]
         assert (made["topic"], made["like"], made["partitions"]) == (topic, "one", PARTITIONS)
         until("it is being filled", lambda: any(third.end(topic, partition) for partition in range(PARTITIONS)))
@@ -281,6 +294,9 @@ def test_messages_go_by_their_keys_where_partition_counts_differ(two: Distributi
     expected += produce(two, "one", topic, 5_000, 100) + produce(two, "other", topic, 5_000, 100)
     two.wait_values(topic, 3, expected)
     two.wait_settled(topic)
+    # What was kept beside another partition is not left out when that one's goes on: the third got nothing since.
+    kept = groups.committed(one, given_group("other", 4))
+    assert {each for (name, at), found in kept.items() if name == topic for each in read_given(at, *found)} == {0, 1, 2}
 
 
 def settled(clusters: Distributing, topic: str) -> bool:

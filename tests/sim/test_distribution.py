@@ -10,27 +10,36 @@ when it hears of it, and each of its levels begins it by itself: their courses a
 
 Leaves lose the ends of their logs as well (unclean elections): what stands there instead is a message like all others.
 
+In some of these forests leaves have different numbers of partitions, and get more while they run: messages go by their
+keys, and what was given is kept as the plugin writes it. Then, too:
+
+- messages of one key are in the partition that producers choose for it, unless that has changed meanwhile;
+- what one distributor gave of a key is in the order in which its source has it, where it produces in transactions.
+
 And at any time what is settled at a leaf is on all leaves on the other side.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import pytest
 import yaml
 from support.seeds import seeds
 
+from isthmus_plugins.distribution.by_key import partition_of
 from isthmus_plugins.distribution.copy_flags import mask
 from isthmus_plugins.distribution.document import TreeDocument, following, read_document, written
+from isthmus_plugins.distribution.kept import KeptGiven, given_at, given_metadata, latest, out_of_place, read_given
 from isthmus_plugins.distribution.positions import (
     Course,
     Given,
     PositionError,
     Reports,
+    Term,
     begun,
     carried,
     needs,
@@ -39,8 +48,14 @@ from isthmus_plugins.distribution.positions import (
 from isthmus_plugins.distribution.targets import target_of
 from isthmus_plugins.distribution.tree import Above, Tree, TreeError
 
-SEEDS = 40
-STEPS = 1500
+SEEDS: Final = 40
+STEPS: Final = 1500
+KEYS: Final = (b"a", b"b", b"c", b"d", b"e", None)
+PARTITIONS_MAX: Final = 4
+TOPIC_ID: Final = ""
+
+Key = tuple[str, int]
+"""A leaf and a level of it."""
 
 
 class Away(Exception):
@@ -51,29 +66,54 @@ class Fenced(Exception):
     """Another distributor has taken over."""
 
 
+class Message(NamedTuple):
+    """One that stands in a log. ``way``: of copies, the leaf, level and partition that gave it, in which term, and its
+    offset there."""
+
+    number: int
+    flags: int = 0
+    way: tuple[Any, ...] = ()
+
+
+class Log:
+    """Of one partition."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.epochs: list[int] = []
+        """Leader epochs of these."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def append(self, messages: list[Message], epoch: int) -> None:
+        self.messages += messages
+        self.epochs += [epoch] * len(messages)
+
+    def end_of(self, epoch: int) -> int:
+        """Where an epoch ends in the log."""
+        return next((offset for offset, each in enumerate(self.epochs) if each > epoch), len(self.messages))
+
+
 class Leaf:
     """A cluster: what it keeps."""
 
-    def __init__(self, name: str, document: TreeDocument) -> None:
+    def __init__(self, name: str, document: TreeDocument, partitions: int) -> None:
         self.name = name
         self.document = document
-        self.log: list[tuple[int, int]] = []
-        """Messages, with their flags."""
-        self.epochs: list[int] = []
-        """Leader epochs of these."""
+        self.logs = [Log() for _ in range(partitions)]
         self.epoch = 0
-        self.courses: dict[int, Course] = {}
-        """By level, also of levels that are none any more."""
+        self.courses: dict[int, dict[int, Course]] = {}
+        """By level, also of levels that are none any more, and partition."""
         self.versions: dict[int, int] = {}
-        """By level: the version in which its course was kept last."""
+        """By level: the version in which its courses were kept last."""
         self.claims: Counter[int] = Counter()
         """By level: how often a distributor has begun, of which the last one may commit here."""
-        self.read: dict[int, tuple[int, int]] = {}
-        """By level: up to where the log was read, and the epoch before that."""
-        self.given: dict[tuple[str, int], Given] = {}
-        self.fill_until: dict[tuple[str, int], int] = {}
-        self.given_epochs: dict[tuple[str, int], int] = {}
-        self.fences: Counter[tuple[str, int]] = Counter()
+        self.read: dict[tuple[int, int], tuple[int, int]] = {}
+        """By level and partition: up to where the log was read, and the epoch before that."""
+        self.given: dict[Key, dict[int, tuple[int, str]]] = {}
+        """As committed at its partitions: offset and metadata."""
+        self.fences: Counter[Key] = Counter()
         self.is_up = True
         self.is_lost = False
 
@@ -85,29 +125,35 @@ class Leaf:
     def levels(self) -> dict[int, Above]:
         return {above.level: above for above in self.tree.above(self.name)}
 
+    @property
+    def messages(self) -> list[Message]:
+        return [message for log in self.logs for message in log.messages]
+
     def fills(self) -> bool:
-        return any(self.courses[level].fills for level in self.levels if level in self.courses)
+        return any(
+            course.fills for level in self.levels if level in self.courses for course in self.courses[level].values()
+        )
 
     def has_begun(self, document: TreeDocument) -> bool:
         """Whether all its levels are at a version."""
         version = document.tree.version
         return self.document is document and all(self.versions.get(level) == version for level in self.levels)
 
-    def append(self, messages: list[tuple[int, int]]) -> None:
-        self.log += messages
-        self.epochs += [self.epoch] * len(messages)
+    def given_at(self, key: Key) -> dict[int, dict[int, KeptGiven]]:
+        """What is kept at its partitions of what a leaf has given it at a level, by that one's partition."""
+        return {at: read_given(at, *found) for at, found in self.given.get(key, {}).items()}
 
-    def end_of(self, epoch: int) -> int:
-        """Where an epoch ends in the log."""
-        return next((offset for offset, each in enumerate(self.epochs) if each > epoch), len(self.log))
+    def given_by(self, key: Key) -> dict[int, KeptGiven]:
+        """What a leaf has given this one at a level, by that one's partition."""
+        return latest(each for kept in self.given_at(key).values() for each in kept.items())
 
-    def commit(self, level: int, claim: int, version: int, course: Course) -> Course:
+    def commit(self, level: int, claim: int, version: int, courses: Mapping[int, Course]) -> None:
         if not self.is_up:
             raise Away
         if self.claims[level] != claim:
             raise Fenced
-        self.courses[level], self.versions[level] = course, version
-        return course
+        self.courses.setdefault(level, {}).update(courses)
+        self.versions[level] = version
 
 
 class Forest:
@@ -120,6 +166,11 @@ class Forest:
         self.loses = self.random.random() < 0.5
         self.changes = self.random.random() < 0.7
         self.cuts = random.Random(f"cuts {seed}").random() < 0.3
+        self.of_keys = random.Random(f"keys {seed}")
+        """Of what forests with one partition everywhere do not have: these draw what they would draw without."""
+        self.differs = self.of_keys.random() < 0.4
+        self.grows = self.differs and self.of_keys.random() < 0.5
+        self.has_grown = False
         self.sides: Any = self.drawn([f"c{number}" for number in range(self.random.randint(2, 6))])
         self.versions: list[TreeDocument] = []
         self.versions.append(self.next_version(()))
@@ -128,7 +179,8 @@ class Forest:
         """Those that were taken out."""
         self.chosen: dict[tuple[str, int], str] = {}
         self.leaving: str | None = None
-        self.messages: list[int] = []
+        self.keys: list[bytes | None] = []
+        """Of all messages, by their numbers."""
         self.running: dict[tuple[str, int], Iterator[None]] = {}
         self.zombies: list[tuple[str, Iterator[None]]] = []
         self.cut: set[int] = set()
@@ -137,7 +189,10 @@ class Forest:
         """Of the last one: a leaf with all the messages that it had."""
         self.batch_max = 4
         for name in self.tree.leaves:
-            self.leaves[name] = Leaf(name, self.document)
+            self.leaves[name] = self.new_leaf(name)
+
+    def new_leaf(self, name: str) -> Leaf:
+        return Leaf(name, self.document, self.of_keys.randint(1, PARTITIONS_MAX - 1) if self.differs else 1)
 
     @property
     def document(self) -> TreeDocument:
@@ -179,8 +234,8 @@ class Forest:
         lacking = set()
         for name, (by, version) in self.document.added.items():
             key = by, self.tree.level_between(by, name)
-            given = self.leaves[name].given.get(key)
-            if given is None or given.term.version < version or given.position < self.leaves[name].fill_until[key]:
+            since = [each for each in self.leaves[name].given_by(key).values() if each.given.term.version >= version]
+            if not since or any(each.fills for each in since):
                 lacking.add(name)
         return lacking
 
@@ -201,110 +256,174 @@ class Forest:
         since, fills = document.began(leaf.name, level)
         to = self.target(leaf, document, level) or above.beside[0]
         if level in leaf.courses and leaf.versions[level] >= since:
-            course = carried(leaf.courses[level], above.beside, to)
+            # Of partitions that came later everything goes by its flags.
+            kept_courses = leaf.courses[level]
+            courses = {
+                place: carried(kept_courses[place], above.beside, to)
+                if place in kept_courses
+                else begun(tree.version, to, 0)
+                for place in range(len(leaf.logs))
+            }
         else:
-            for other in leaf.levels if fills else ():
-                while other != level and leaf.versions.get(other, 0) < since:
+            for other_level in leaf.levels if fills else ():
+                while other_level != level and leaf.versions.get(other_level, 0) < since:
                     yield
                     if leaf.claims[level] != claim:
                         return
-            course = begun(tree.version, to, 0, len(leaf.log) if fills else 0)
+            courses = {
+                place: begun(tree.version, to, 0, len(log) if fills else 0) for place, log in enumerate(leaf.logs)
+            }
         if leaf.claims[level] != claim or not leaf.is_up:
             return
-        course = leaf.commit(level, claim, tree.version, course)
-        if level in leaf.read:
-            read, epoch = leaf.read[level]
-            if (end := leaf.end_of(epoch)) < read:
-                course = leaf.commit(level, claim, tree.version, course.cut(end))
-                del leaf.read[level]
-        reports: dict[Any, Reports] = {}
-        position, fence = -1, -1
+
+        def keep(changed: Mapping[int, Course]) -> None:
+            leaf.commit(level, claim, tree.version, changed)
+            courses.update(changed)
+
+        keep(courses)
+        ours = len(courses)
+        for place in courses:
+            if (level, place) in leaf.read:
+                read, epoch = leaf.read[level, place]
+                if (end := leaf.logs[place].end_of(epoch)) < read:
+                    keep({place: courses[place].cut(end)})
+                    del leaf.read[level, place]
+        reports: dict[tuple[int, Term], Reports] = {}
+        positions: dict[int, int] = {}
+        """Empty: the target is to be met."""
+        given: dict[int, KeptGiven] = {}
+        uncommitted: set[int] = set()
+        spread: set[int] = set()
+        fence = theirs = -1
         key = leaf.name, level
+
+        def go_on(place: int, kept: Mapping[int, KeptGiven]) -> int:
+            """Where, if the leaf's log has not lost what was given of it."""
+            course, log = courses[place], leaf.logs[place]
+            found = kept.get(place)
+            position = course.position(None if found is None else found.given)
+            known = found is not None and found.given.term == course.current.term
+            if theirs != ours or (found is not None and known and found.spread):
+                spread.add(place)
+            end = log.end_of(found.epoch) if found is not None and known and found.epoch >= 0 else len(log)
+            if end < position:
+                keep({place: course.cut(end)})
+            return min(position, end)
+
+        def mark(place: int, position: int, target: Leaf) -> None:
+            there = range(theirs) if place in spread else [place]
+            marks = reports.setdefault((place, courses[place].current.term), Reports())
+            marks.given(position, {each: len(target.logs[each]) for each in there})
+
         while True:
             yield
+            if len(leaf.logs) > ours and self.of_keys.random() < 0.3:
+                return  # it has looked, and begins anew
             try:
                 wanted = self.target(leaf, document, level)
-                if wanted is not None and wanted != course.current.leaf:
-                    target = self.leaves.get(course.current.leaf)
-                    if target is not None and target.is_up:
-                        target.fences[key] += 1
+                former = next((each.current.leaf for each in courses.values() if each.current.leaf != wanted), None)
+                if wanted is not None and former is not None:
+                    places = [each for each, course in courses.items() if course.current.leaf == former]
+                    left = self.leaves.get(former)
+                    if left is not None and left.is_up:
+                        left.fences[key] += 1
                         yield
-                        given = self.reached(target).given.get(key)
-                        epoch = target.given_epochs.get(key, -1)
+                        kept = self.reached(left).given_by(key)
                         yield
-                        at = course.position(given)
-                        course, at = self.cut_where_lost(leaf, level, claim, tree.version, course, given, at, epoch)
-                        reports.pop(course.current.term, None)  # what others gave is in no mark of this distributor
-                        course = leaf.commit(level, claim, tree.version, course.handed_over(wanted, at))
+                        handed_over = {}
+                        for place in places:
+                            at = go_on(place, kept)
+                            # what others gave is in no mark of this distributor
+                            reports.pop((place, courses[place].current.term), None)
+                            handed_over[place] = courses[place].handed_over(wanted, at)
+                        keep(handed_over)
                     elif self.random.random() < 0.1:
                         self.given_up = True
-                        course = leaf.commit(
-                            level, claim, tree.version, course.gone_back({course.current.leaf}, wanted)
-                        )
+                        keep({place: courses[place].gone_back({former}, wanted) for place in places})
                     else:
                         continue
-                    position = -1
+                    positions.clear()
                     continue
-                target = self.reached(self.leaves.get(course.current.leaf))
-                looks = position < 0 or self.random.random() < 0.2
+                target = self.reached(self.leaves.get(courses[0].current.leaf))
+                looks = not positions or self.random.random() < 0.2
                 if looks and target.versions.get(level) != tree.version:
                     continue
-                term = course.current.term
-                if position < 0:
+                if looks and positions and len(target.logs) > theirs:
+                    return  # it begins anew
+                if not positions:
                     fence = target.fences[key] = target.fences[key] + 1
+                    theirs = len(target.logs)
                     yield
-                    given = self.reached(target).given.get(key)
-                    epoch = target.given_epochs.get(key, -1)
-                    position = course.position(given)
-                    course, position = self.cut_where_lost(
-                        leaf, level, claim, tree.version, course, given, position, epoch
-                    )
-                    term = course.current.term
+                    given = self.reached(target).given_by(key)
+                    spread.clear()
+                    uncommitted = out_of_place(target.given_at(key), theirs) & given.keys()
+                    found = {place: go_on(place, given) for place in courses}
                     yield
-                    reports[term] = Reports()
-                    reports[term].given(position, {0: len(self.reached(target).log)})
+                    for place, position in found.items():
+                        if fills and position == courses[place].current.start:
+                            # Said of all partitions before the first message.
+                            given[place] = self.kept(courses[place], position, -1, place in spread)
+                            uncommitted.add(place)
+                        reports.pop((place, courses[place].current.term), None)
+                        mark(place, position, self.reached(target))
                     yield
-                some = leaf.log[position : position + self.random.randint(0, self.batch_max)]
-                epochs = leaf.epochs[position : position + len(some)]
-                flags = [course.flags(position + n, flags, level) for n, (_, flags) in enumerate(some)]
-                produced = [(message, flag) for (message, _), flag in zip(some, flags, strict=True) if flag is not None]
-                if self.in_transactions:
-                    if self.reached(target).fences[key] != fence:
-                        raise Fenced
-                    target.append(produced)
-                else:
-                    self.reached(target).append(produced)
+                    positions = found
+                place = 0 if ours == 1 else self.of_keys.randrange(ours)
+                course, position, log = courses[place], positions[place], leaf.logs[place]
+                term = course.current.term
+                some = log.messages[position : position + self.random.randint(0, self.batch_max)]
+                made: dict[int, list[Message]] = defaultdict(list)
+                for offset, message in enumerate(some, position):
+                    flags = course.flags(offset, message.flags, level)
+                    if flags is not None:
+                        number = message.number
+                        there = place if theirs == ours else partition_of(self.keys[number], place, theirs)
+                        made[there].append(Message(number, flags, (leaf.name, level, place, term, offset)))
+                if self.reached(target).fences[key] != fence and self.in_transactions:
+                    raise Fenced
+                for there, messages in made.items():
+                    target.logs[there].append(messages, target.epoch)
+                if not self.in_transactions:
                     yield
                     self.reached(target)
-                position += len(some)
-                target.given[key], target.fill_until[key] = Given(term, position), course.fill_until
+                epoch = given[place].epoch if place in given and given[place].given.term == term else -1
                 if some:
-                    target.given_epochs[key] = epochs[-1]
-                    leaf.read[level] = position, epochs[-1]
-                reports[term].given(position, {0: len(target.log)})
+                    position += len(some)
+                    epoch = log.epochs[position - 1]
+                    leaf.read[level, place] = position, epoch
+                positions[place] = position
+                given[place] = self.kept(course, position, epoch, place in spread)
+                for at in {given_at(each, theirs) for each in {*uncommitted, place}}:
+                    together = {each: given[each] for each in range(at, ours, theirs) if each in given}
+                    target.given.setdefault(key, {})[at] = given_metadata(at, together)
+                uncommitted.clear()
+                mark(place, position, target)
                 for stretch, end in list(course.pending()):
                     yield
                     other = self.leaves.get(stretch.leaf)
                     if other is None or not other.is_up:
                         continue
-                    if end is not None and stretch.term not in reports:
-                        reports[stretch.term] = Reports()
-                        reports[stretch.term].given(end, {0: len(other.log)})
+                    marks = reports.get((place, stretch.term))
+                    if marks is None:
+                        assert end is not None
+                        marks = reports[place, stretch.term] = Reports()
+                        marks.given(end, {each: len(log) for each, log in enumerate(other.logs)})
                         yield
                     lower = [each.level for each in tree.above(other.name) if each.level < level]
-                    below: dict[int, int] = {}
+                    below: dict[int, dict[int, Course]] = {}
                     for each in self.random.sample([*lower, level], len(lower) + 1):
                         if self.reached(other).versions.get(each) == tree.version:
-                            below[each] = other.courses[each].settled
+                            below[each] = {**other.courses[each]}
                         yield
-                    reports[stretch.term].ends_at({0: len(self.reached(other).log)})
+                    marks.ends_at({each: len(log) for each, log in enumerate(self.reached(other).logs)})
                     if len(below) > len(lower):
-                        least = {0: min(below[each] for each in lower)} if lower else None
-                        settled = reports[stretch.term].settled(least)
+                        whole = set.intersection(*(set(of_level) for of_level in below.values()))
+                        least = {at: min(below[each][at].settled for each in lower) for at in whole} if lower else None
+                        settled = marks.settled(least) if lower or len(whole) == len(other.logs) else None
                         if settled is not None:
-                            course = leaf.commit(level, claim, tree.version, course.settle(stretch.term, settled))
+                            keep({place: courses[place].settle(stretch.term, settled)})
             except Away:
-                position = -1
+                positions.clear()
             except Fenced:
                 return
             except PositionError:
@@ -312,15 +431,8 @@ class Forest:
                 return
 
     @staticmethod
-    def cut_where_lost(
-        leaf: Leaf, level: int, claim: int, version: int, course: Course, given: Given | None, position: int, epoch: int
-    ) -> tuple[Course, int]:
-        """The course, and where to go on, if the leaf's log has lost what was given of it."""
-        known = given is not None and given.term == course.current.term and epoch >= 0
-        end = leaf.end_of(epoch) if known else len(leaf.log)
-        if end >= position:
-            return course, position
-        return leaf.commit(level, claim, version, course.cut(end)), end
+    def kept(course: Course, position: int, epoch: int, spread: bool) -> KeptGiven:
+        return KeptGiven(Given(course.current.term, position), TOPIC_ID, epoch, course.fill_until, spread)
 
     def reached(self, leaf: Leaf | None) -> Leaf:
         if leaf is None or not leaf.is_up:
@@ -332,8 +444,11 @@ class Forest:
     def produce(self) -> None:
         usable = [each for each in self.leaves.values() if each.is_up and each.name != self.leaving]
         if usable:
-            self.messages.append(len(self.messages))
-            self.random.choice(usable).append([(self.messages[-1], 0)])
+            leaf = self.random.choice(usable)
+            key = self.of_keys.choice(KEYS) if self.differs else None
+            partition = partition_of(key, self.of_keys.randrange(len(leaf.logs)), len(leaf.logs))
+            leaf.logs[partition].append([Message(len(self.keys))], leaf.epoch)
+            self.keys.append(key)
 
     def step(self) -> None:
         places = [(leaf.name, level) for leaf in self.leaves.values() if leaf.is_up for level in leaf.levels]
@@ -406,15 +521,23 @@ class Forest:
     def lose_the_end(self) -> None:
         """Brokers elect a leader that lacks records. Whoever reads that log has to begin anew."""
         leaf = self.random.choice([each for each in self.leaves.values() if not each.is_lost])
-        if not self.cuts or not leaf.log or leaf.name in self.filling() or leaf.fills():
+        log = self.of_keys.choice(leaf.logs)
+        if not self.cuts or not log or leaf.name in self.filling() or leaf.fills():
             return
-        end = self.random.randint(max(len(leaf.log) - 8, 0), len(leaf.log) - 1)
-        self.cut |= {message for message, _ in leaf.log[end:]}
-        del leaf.log[end:], leaf.epochs[end:]
+        end = self.random.randint(max(len(log) - 8, 0), len(log) - 1)
+        self.cut |= {message.number for message in log.messages[end:]}
+        del log.messages[end:], log.epochs[end:]
         leaf.epoch += 1
         for place in [place for place in self.running if place[0] == leaf.name]:
             del self.running[place]
         self.zombies = [each for each in self.zombies if each[0] != leaf.name]
+
+    def grow(self) -> None:
+        """A leaf gets a partition more."""
+        leaf = self.of_keys.choice([each for each in self.leaves.values() if not each.is_lost])
+        if len(leaf.logs) < PARTITIONS_MAX:
+            leaf.logs.append(Log())
+            self.has_grown = True
 
     def take_out_the_lost(self) -> None:
         lost = [leaf.name for leaf in self.leaves.values() if leaf.is_lost]
@@ -453,11 +576,18 @@ class Forest:
             return
         leaving = self.leaves[self.leaving]
         kept = [
-            needs(leaf.courses[level], above, self.leaving)
+            needs(course, above, self.leaving)
             for leaf in self.leaves.values()
             for level, above in leaf.levels.items()
+            for course in leaf.courses[level].values()
         ]
-        kept += [unsettled(leaving.courses[level], level, len(leaving.log)) for level in leaving.levels]
+        kept += [
+            "it is not distributed yet"
+            if place not in leaving.courses[level]
+            else unsettled(leaving.courses[level][place], level, len(log))
+            for level in leaving.levels
+            for place, log in enumerate(leaving.logs)
+        ]
         if not any(kept):
             self.take_out([self.leaving])
 
@@ -488,9 +618,9 @@ class Forest:
             self.zombies.clear()
         leaf = self.former.get(name)
         if leaf is None or leaf.is_lost or self.random.random() < 0.5:
-            leaf = Leaf(name, self.document)
+            leaf = self.new_leaf(name)
         else:
-            self.came_back |= bool(leaf.log)
+            self.came_back |= bool(leaf.messages)
         self.leaves[name], leaf.document, leaf.is_up = leaf, self.document, True
 
     def learn(self) -> None:
@@ -517,6 +647,8 @@ class Forest:
         }
         if self.cuts:
             actions[self.lose_the_end] = 1
+        if self.grows:
+            actions[self.grow] = 1
         for _ in range(STEPS):
             self.step()
             if self.random.random() < 0.15:
@@ -539,7 +671,11 @@ class Forest:
 
     def is_done(self) -> bool:
         return self.is_calm() and all(
-            leaf.courses[level].settled == len(leaf.log) and len(leaf.courses[level].stretches) == 1
+            len(leaf.courses[level]) == len(leaf.logs)
+            and all(
+                course.settled == len(leaf.logs[place]) and len(course.stretches) == 1
+                for place, course in leaf.courses[level].items()
+            )
             for leaf in self.leaves.values()
             for level in leaf.levels
         )
@@ -547,33 +683,49 @@ class Forest:
     # ---- what must hold ----
 
     def check_settled(self) -> None:
-        has = {name: {message for message, _ in leaf.log} for name, leaf in self.leaves.items()}
+        has = {name: {message.number for message in leaf.messages} for name, leaf in self.leaves.items()}
         filling = self.filling()
         for leaf in self.leaves.values():
             for level, above in leaf.levels.items():
                 if leaf.versions.get(level, 0) < max(leaf.document.began(leaf.name, level).version, 1):
                     continue
                 passed = {
-                    message for message, flags in leaf.log[: leaf.courses[level].settled] if not flags & mask(level)
+                    message.number
+                    for place, course in leaf.courses[level].items()
+                    for message in leaf.logs[place].messages[: course.settled]
+                    if not message.flags & mask(level)
                 } - self.cut
                 for name in above.beside:
                     if name in self.leaves and name not in filling and not leaf.is_lost:
                         assert passed <= has[name], (leaf.name, above, name)
 
     def check(self) -> None:
-        has = {name: {message for message, _ in leaf.log} for name, leaf in self.leaves.items()}
+        has = {name: {message.number for message in leaf.messages} for name, leaf in self.leaves.items()}
         for leaf in self.leaves.values():
-            for message, flags in leaf.log:
-                for other in self.tree.leaves if message not in self.cut else ():
+            for number, flags, _ in leaf.messages:
+                for other in self.tree.leaves if number not in self.cut else ():
                     if not flags & mask(self.tree.level_between(leaf.name, other)):
-                        assert message in has[other], (leaf.name, message, flags, other)
+                        assert number in has[other], (leaf.name, number, flags, other)
         if not self.anything_lost:
             undisturbed = not self.kills and not self.cuts and len(self.versions) == 1
             exact = not self.given_up and not self.came_back and (self.in_transactions or undisturbed)
             for name, leaf in self.leaves.items():
-                counted = Counter(message for message, _ in leaf.log)
-                assert counted.keys() | self.cut == set(self.messages) | self.cut, name
+                counted = Counter(message.number for message in leaf.messages)
+                assert counted.keys() | self.cut == set(range(len(self.keys))) | self.cut, name
                 assert not exact or counted.total() == len(counted), (name, counted.most_common(3))
+
+    def check_keys(self) -> None:
+        for leaf in self.leaves.values():
+            for place, log in enumerate(leaf.logs):
+                before: dict[tuple[Any, ...], int] = {}
+                for number, _, way in log.messages:
+                    key = self.keys[number]
+                    if key is not None and not self.has_grown:
+                        assert partition_of(key, place, len(leaf.logs)) == place, (leaf.name, place, number)
+                    if way and self.in_transactions:
+                        *hop, offset = way
+                        assert before.get((*hop, key), -1) < offset, (leaf.name, place, number, way)
+                        before[*hop, key] = offset
 
 
 NAMED = [
@@ -589,3 +741,4 @@ def test_every_message_is_on_every_leaf(seed: int) -> None:
     forest.end()
     forest.check_settled()
     forest.check()
+    forest.check_keys()

@@ -25,6 +25,7 @@ import pytest
 from isthmus_bench import ready_commands
 from support.kafka import unique
 from support.links import Linked, Side, until
+from support.pasted import Shell, blocks_of
 from support.relay import Relay
 
 PAGES: Final = Path(__file__).parents[2] / "docs" / "runbooks"
@@ -85,7 +86,12 @@ class Step(NamedTuple):
 
     number: int
     title: str
-    commands: tuple[Command, ...]
+    blocks: tuple[str, ...]
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """Of a page that has nothing but commands of isthmus."""
+        return tuple(_command(line) for line in "".join(self.blocks).replace("\\\n", " ").splitlines())
 
 
 def steps(page: str) -> list[Step]:
@@ -93,10 +99,7 @@ def steps(page: str) -> list[Step]:
     text = (PAGES / f"{page}.md").read_text()
     found = []
     for number, title, body in re.findall(r"^## (\d+)\. (.*)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE):
-        blocks = re.findall(r"^```bash\n(.*?)^```$", body, re.MULTILINE | re.DOTALL)
-        assert body.count("```") == 2 * len(blocks), f"{page}, {number}: a block is not marked as bash, and not tried"
-        lines = "".join(blocks).replace("\\\n", " ").splitlines()
-        found.append(Step(int(number), title, tuple(_command(line) for line in lines)))
+        found.append(Step(int(number), title, tuple(blocks_of(body))))
     assert [step.number for step in found] == list(range(1, text.count("\n## ") + 1)), f"{page}: steps are numbered"
     return found
 
@@ -186,8 +189,43 @@ class Watching:
             self.told.append(f"{state}, {link['reason']} {link['message']}, at {link['local_cluster_id']}: {parts}")
 
 
-class Runbook:
-    """A page that is carried out. All its steps have been, in their order, when the block ends.
+class InOrder:
+    """A page whose steps are carried out. All have been, in their order, when the block ends."""
+
+    def __init__(self, page: str) -> None:
+        self._steps = steps(page)
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            assert self._next == len(self._steps), f"not carried out: {self._steps[self._next].title}"
+
+    def _begin(self, title: str) -> Step:
+        step = self._steps[self._next]
+        assert step.title == title, f"the next step is {step.title!r}"
+        self._next += 1
+        return step
+
+
+class PastedRunbook(InOrder):
+    """A page whose blocks are pasted into one shell."""
+
+    def __init__(self, page: str, shell: Shell) -> None:
+        super().__init__(page)
+        self._shell = shell
+
+    def step(self, title: str) -> str:
+        """Carry out the next step, whose title this is; what it printed. Raises AssertionError."""
+        return "".join([self._shell.paste(block) for block in self._begin(title).blocks])
+
+
+class Runbook(InOrder):
+    """A page about links.
 
     ``names``: what stands in place of the page's names, by their beginnings, links' among them. ``kill``: None, nothing
     dies. ``well``: the states in which links are at both sides once what died is back; or what asks that, where it is
@@ -205,7 +243,7 @@ class Runbook:
         watching: Watching | None = None,
         third: Side | None = None,
     ) -> None:
-        self._steps = steps(page)
+        super().__init__(page)
         self._link = link
         self._relay = relay
         self._names = {"a-to-b": link.name, **names}
@@ -217,16 +255,6 @@ class Runbook:
         """What the last dry run printed."""
         self._random = random.Random()
         """Of when something dies: another moment each time."""
-        self._next = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            assert self._next == len(self._steps), f"not carried out: {self._steps[self._next].title}"
 
     def step(self, title: str) -> str:
         """Carry out the next step, whose title this is; what its commands printed. Raises AssertionError."""
@@ -248,12 +276,6 @@ class Runbook:
     def leave_out(self, title: str) -> None:
         """Go on behind the next step, whose title this is: the page has it for another case than the test's."""
         self._begin(title)
-
-    def _begin(self, title: str) -> Step:
-        step = self._steps[self._next]
-        assert step.title == title, f"the next step is {step.title!r}"
-        self._next += 1
-        return step
 
     def _run(self, command: Command) -> subprocess.CompletedProcess[str]:
         """One command of the page, to its end."""

@@ -18,7 +18,7 @@ target has fewer partitions, those that it lacks are kept beside others (:func:`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -158,6 +158,21 @@ def read_given(partition: int, offset: int, metadata: str) -> dict[int, KeptGive
             given = Given(Term(int(version), int(number)), int(position))
             found[int(other)] = KeptGiven(given, topic_id, int(epoch), int(fill_until), bool(spread))
     return found
+
+
+def out_of_place(kept: Mapping[int, Collection[int]], partitions: int) -> set[int]:
+    """Partitions of the source that are to be committed anew, in one transaction, where the target has so many now.
+
+    ``kept``: by partition of the target, those of which something is kept there. What is committed there next would
+    leave out the ones that belong elsewhere now, and nothing would be known of them.
+    """
+    return {
+        each
+        for at, found in kept.items()
+        for partition in found
+        if given_at(partition, partitions) != at
+        for each in (partition, at)
+    }
 
 
 def latest(kept: Iterable[tuple[int, KeptGiven]]) -> dict[int, KeptGiven]:

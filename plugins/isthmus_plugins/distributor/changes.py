@@ -1,24 +1,35 @@
 """Whether clusters may come to a tree, or leave it, now: the clusters themselves are asked, by what they keep.
 
-All clusters are to have begun the version that there is, so none is at the version before that. A new one is to have
-all before the next comes. One that is taken out is to have nothing that others lack; an operator who gives up one that
-is lost says that this does not matter.
+All clusters are to have begun the version that there is, so none is at the version before that. A new one is to be
+empty, as it is given all that there is, and to have that before the next comes. One that is taken out is to have
+nothing that others lack; an operator who gives up one that is lost says that this does not matter.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, courses_group, given_group, read_given
+from isthmus_plugins.distribution.kept import (
+    TIMES_TOPIC,
+    KeptCourse,
+    KeptGiven,
+    courses_group,
+    given_group,
+    latest,
+    read_given,
+)
 from isthmus_plugins.distribution.positions import PositionError, needs, unsettled
 from isthmus_plugins.distribution.tree import Added
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.tasks import some_at_once
 
+AT_ONCE: Final = 50
 SHOWN: Final = 5
 """Partitions of one cluster in the words of a refusal."""
 
@@ -42,22 +53,63 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
     by, version = document.added[leaf]
     group = given_group(by, document.tree.level_between(by, leaf))
     found = (await cluster.committed_offsets([group], stable=True)).get(group, {})
+    kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
     try:
-        kept = [
-            given
-            for (topic, partition), each in found.items()
-            if is_distributed(document, topic)
-            for given in read_given(partition, each.offset, each.metadata).values()
-        ]
+        for (topic, partition), each in found.items():
+            if is_distributed(document, topic):
+                kept[topic] += read_given(partition, each.offset, each.metadata).items()
     except PositionError:
         return False
-    since = [each for each in kept if each.given.term.version >= version]
+    given = [each for of_topic in kept.values() for each in latest(of_topic).values()]
+    since = [each for each in given if each.given.term.version >= version]
     return bool(since) and not any(each.fills for each in since)
+
+
+async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[str]:
+    """What a leaf that comes has in topics of the tree already; empty: nothing, or it has begun since it came.
+
+    ``cluster``: that one. Raises BrokerUnavailable, KafkaRefused, PositionError.
+    """
+    since, version = document.added[leaf].version, document.tree.version
+    groups = [courses_group(above.level) for above in document.tree.above(leaf)]
+    found = await cluster.committed_offsets(groups, stable=True)
+    if missing := {*groups} - found.keys():
+        raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
+    if any(since <= KeptCourse.of(each.metadata).version <= version for of in found.values() for each in of.values()):
+        return []
+    places = [
+        (name, partition)
+        for name, each in (await cluster.topics()).items()
+        if (is_distributed(document, name) and not each.internal) or (name == TIMES_TOPIC and document.groups)
+        for partition in range(len(each.partitions))
+    ]
+    ends = await cluster.log_ends(places)
+    if unknown := {*places} - ends.keys():
+        topic, partition = min(unknown)
+        raise BrokerUnavailable(f"where {topic}-{partition} ends cannot be read now")
+    written = sorted(place for place in places if ends[place])
+
+    async def start(place: TopicPartition) -> int:
+        return await cluster.log_start(*place)
+
+    starts = await some_at_once(AT_ONCE, start, written)
+    return _shortened(
+        [
+            f"{topic}-{partition} has offsets {first} to {ends[topic, partition] - 1}"
+            for (topic, partition), first in zip(written, starts, strict=True)
+            if first < ends[topic, partition]
+        ]
+    )
 
 
 def is_distributed(document: TreeDocument, topic: str) -> bool:
     """Whether a topic is one of the tree's."""
     return topic.startswith(document.topics)
+
+
+def _shortened(partitions: list[str]) -> list[str]:
+    more = len(partitions) - SHOWN
+    return partitions if more <= 0 else [*partitions[:SHOWN], f"and {more} more like these"]
 
 
 class Changes:
@@ -173,8 +225,7 @@ class Changes:
                         reasons.append(f"{where}: level {level} does not distribute it")
                 elif (why := unsettled(courses[place].course, level, ends[place])) is not None:
                     reasons.append(f"{where}: {why}")
-        more = len(reasons) - SHOWN
-        return reasons if more <= 0 else [*reasons[:SHOWN], f"and {more} more like these"]
+        return _shortened(reasons)
 
 
 GIVEN_UP: Final = "what it had passed on to nobody is lost with it"

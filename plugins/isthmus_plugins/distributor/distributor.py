@@ -44,6 +44,7 @@ from isthmus_plugins.distribution.kept import (
     given_group,
     given_metadata,
     latest,
+    out_of_place,
     read_given,
 )
 from isthmus_plugins.distribution.positions import Course, Ends, Given, PositionError, Reports, Term
@@ -252,7 +253,7 @@ class Distributor:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
         cluster = await self._leaves.reached(leaf)
         await self._transactions(cluster).begin()
-        given = await self._given_to(cluster, leaf)
+        given, _ = await self._given_to(cluster, leaf)
         for place in places:
             at = await self._said(given, place)
             if at is None:
@@ -268,22 +269,27 @@ class Distributor:
     def _group(self) -> str:
         return given_group(self._leaf, self.level)
 
-    async def _given_to(self, cluster: ClusterApi, leaf: str) -> dict[TopicPartition, KeptGiven | PositionError]:
-        """What a leaf was given by this cluster at this level. Raises Waits."""
+    async def _given_to(
+        self, cluster: ClusterApi, leaf: str
+    ) -> tuple[dict[TopicPartition, KeptGiven | PositionError], dict[str, dict[int, Collection[int]]]]:
+        """What a leaf was given by this cluster at this level; by topic, at which of its partitions that stands.
+
+        Raises Waits.
+        """
         found = await cluster.committed_offsets([self._group], stable=True)
         if self._group not in found:
             raise Waits(reasons.TARGET_UNREACHABLE, f"{leaf} does not say now what it was given")
         given: dict[TopicPartition, KeptGiven | PositionError] = {}
-        kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
+        kept: dict[str, dict[int, dict[int, KeptGiven]]] = defaultdict(dict)
         for (topic, partition), committed in found[self._group].items():
             try:
-                kept[topic] += read_given(partition, committed.offset, committed.metadata).items()
+                kept[topic][partition] = read_given(partition, committed.offset, committed.metadata)
             except PositionError as error:
                 given[topic, partition] = error
         for topic, of_topic in kept.items():
-            for partition, each in latest(of_topic).items():
+            for partition, each in latest(each for at in of_topic.values() for each in at.items()).items():
                 given.setdefault((topic, partition), each)
-        return given
+        return given, {topic: {at: there.keys() for at, there in of_topic.items()} for topic, of_topic in kept.items()}
 
     async def _met(self, target: str, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
         """The positions of all partitions that are distributed. Raises Waits."""
@@ -293,7 +299,7 @@ class Distributor:
             self._looked = _seen(topics, there)
             self._target = self._transactions(cluster)
             await self._target.begin()
-            given = await self._given_to(cluster, target)
+            given, kept_at = await self._given_to(cluster, target)
         self._partitions = {name: len(topic.partitions) for name, topic in topics.items()}
         counts = {name: len(topic.partitions) for name, topic in there.items()}
         self._spread.clear()
@@ -310,6 +316,9 @@ class Distributor:
             for place, each in given.items()
             if isinstance(each, KeptGiven) and each.topic_id == self._courses.topic_ids.get(place)
         }
+        for name in kept_at.keys() & counts.keys():
+            moved = {(name, each) for each in out_of_place(kept_at[name], counts[name])}
+            self._uncommitted |= moved & self._given.keys()
         found = await some_at_once(AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)

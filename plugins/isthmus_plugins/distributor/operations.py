@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final
@@ -18,10 +19,12 @@ from isthmus_plugins.distribution.plan import as_json, as_text, plan
 from isthmus_plugins.distribution.positions import PositionError
 from isthmus_plugins.distribution.targets import wrong_targets
 from isthmus_plugins.distribution.tree import Change, TreeError
-from isthmus_plugins.distributor.changes import Changes, lacks
+from isthmus_plugins.distributor.changes import Changes, held, lacks
 from isthmus_plugins.distributor.distributor import Distributor
 from isthmus_plugins.distributor.group_offsets import GroupOffsets
+from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.new_topics import NewTopics
+from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.trees import (
@@ -99,6 +102,16 @@ class Operations:
         finally:
             if changes is not None:
                 await changes.close()
+        not_empty = await self._not_empty(document, changed.added)
+        if before is None and leaf in document.added and (here := await self._held_here(document, leaf)):
+            not_empty[leaf] = here
+            if not request.own_messages:
+                by = document.added[leaf].by
+                blocked.append(
+                    f"{leaf} is new, and not empty: {'; '.join(here)}. {by} gives it all messages of the tree: what it "
+                    "was given before would be there twice, and the rest would go to all clusters as its own. Delete "
+                    "these topics here, they are made anew; or, if nothing of that came over a tree: --own-messages"
+                )
         if blocked and not request.dry_run:
             raise OperationError("CONFLICT", "; ".join(blocked))
         topics = NewTopics(self._context, document, leaf)
@@ -119,11 +132,33 @@ class Operations:
             dry_run=request.dry_run,
             added=changed.added if before is not None else {leaf: each.by for leaf, each in document.added.items()},
             removed=list(changed.removed),
+            not_empty=not_empty,
             blocked=blocked,
             topics=compared,
             not_compared=topics.not_asked,
             plan=self._plan(document, leaf),
         )
+
+    async def _not_empty(self, document: TreeDocument, added: Collection[str]) -> dict[str, list[str]]:
+        """By other cluster that comes: what it holds. One that does not say is asked by its own proxy in any case."""
+        leaves = Leaves(self._context, document.clusters)
+        found: dict[str, list[str]] = {}
+        try:
+            for leaf in added:
+                with suppress(Waits, BrokerUnavailable, KafkaRefused, PositionError):
+                    found[leaf] = await held(await leaves.reached(leaf), document, leaf)
+        finally:
+            await leaves.close()
+        return {leaf: each for leaf, each in found.items() if each}
+
+    async def _held_here(self, document: TreeDocument, leaf: str) -> list[str]:
+        """The same of this cluster. Raises OperationError."""
+        try:
+            return await held(self._context.cluster, document, leaf)
+        except (BrokerUnavailable, KafkaRefused, PositionError) as error:
+            raise OperationError(
+                "NOT_AVAILABLE", f"whether this cluster is empty is not known: {error}", 503
+            ) from error
 
     def _leaf(self, document: TreeDocument, known: DistributionTree | None) -> str:
         """What this cluster is called. Raises OperationError."""

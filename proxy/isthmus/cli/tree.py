@@ -52,19 +52,27 @@ def apply(
             "is given again.",
         ),
     ] = False,
+    own_messages: Annotated[
+        bool,
+        typer.Option(
+            "--own-messages",
+            help="The cluster is new, and what its topics hold never came over a tree: distribute it as its own.",
+        ),
+    ] = False,
     url: UrlOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Have the cluster whose proxy is asked be a leaf of the next version of a tree.
 
     Apply it at each cluster of the tree: a distributor waits until its target has the same version. Topics that this
-    cluster lacks are made as the others have them. The same version again changes nothing else. A dry run exits with 1
-    where the version cannot be applied yet.
+    cluster lacks are made as the others have them. The same version again changes nothing else. A cluster that comes to
+    a tree is to have no messages in its topics. A dry run exits with 1 where the version cannot be applied yet.
     """
     with named(file, output):
         text = file.read_text(encoding="utf-8")
     with Admin(url, output) as admin:
-        applied = admin.put("/v1/tree", {"document": text, "dry_run": dry_run, "give_up": give_up})
+        request = {"document": text, "dry_run": dry_run, "give_up": give_up, "own_messages": own_messages}
+        applied = admin.put("/v1/tree", request)
     show(applied, output, _applied)
     raise typer.Exit(Exit.FAILED if applied["blocked"] else Exit.OK)
 
@@ -78,6 +86,8 @@ def _applied(applied: dict[str, Any]) -> Iterator[str]:
         yield f"{leaf} {would_be} new: {by} fills it with all that it has, from retention on"
     for leaf in applied["removed"]:
         yield f"{leaf} {would_be} taken out: it leaves by isthmus tree leave"
+    for leaf, held in applied["not_empty"].items():
+        yield from _not_empty(leaf, held, leaf == plan["leaf"])
     for topic in applied["topics"]:
         yield from _compared(topic, would_be)
     for leaf, why in applied["not_compared"].items():
@@ -88,6 +98,12 @@ def _applied(applied: dict[str, Any]) -> Iterator[str]:
     version, before = plan["version"], applied["before"]
     again = " already" if before == version else ""
     yield f"{plan['leaf']} {would_be} at version {version}{again}, and distributes {topics}"
+
+
+def _not_empty(leaf: str, held: list[str], here: bool) -> Iterator[str]:
+    yield f"{leaf} is new, and not empty: {'; '.join(held)}"
+    if not here:
+        yield f"so tree apply at {leaf} is refused: delete these topics there, or see --own-messages"
 
 
 def _compared(topic: dict[str, Any], would_be: str) -> Iterator[str]:

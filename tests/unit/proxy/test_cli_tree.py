@@ -152,8 +152,11 @@ def test_what_keeps_a_version_or_a_cluster_back_is_said(
     document["clusters"]["c4"] = {"cluster_id": "id-c4", "bootstrap_servers": "h:1"}
     document |= {"version": 2, "tree": [["c1", "c4"], ["c2", "c3"]]}
     file.write_text(json.dumps(document))
+    clusters["c4"].add_topic("t-1").partitions[0].end = 3
     tried = lines(run(admin, "apply", str(file), "--dry-run"), 1)
     assert "c4 would be new: c1 fills it with all that it has, from retention on" in tried
+    at = tried.index("c4 is new, and not empty: t-1-0 has offsets 0 to 2")
+    assert tried[at + 1] == "so tree apply at c4 is refused: delete these topics there, or see --own-messages"
     assert "not yet: c1 has not begun version 1 at level 8: apply it there, and see that it can" in tried
     refused = run(admin, "apply", str(file))
     assert (refused.exit_code, "(CONFLICT)" in refused.stderr) == (1, True)

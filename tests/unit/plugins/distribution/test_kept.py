@@ -16,6 +16,7 @@ from isthmus_plugins.distribution.kept import (
     given_group,
     given_metadata,
     latest,
+    out_of_place,
     read_given,
 )
 from isthmus_plugins.distribution.positions import Course, Given, PositionError, Stretch, Term
@@ -53,6 +54,10 @@ def test_what_is_kept_beside_others_is_found_when_the_target_has_more_partitions
     of_seven = read_given(3, *given_metadata(3, {3: late}))
     assert latest([*of_three.items(), *of_seven.items()]) == {0: early, 3: late, 6: early}
     assert latest([*of_seven.items(), *of_three.items()]) == {0: early, 3: late, 6: early}
+    # What would be left out at 0 goes with what is kept there.
+    assert out_of_place({0: of_three}, 7) == {0, 3, 6}
+    assert out_of_place({0: [0], 3: [3], 6: [6]}, 7) == set()
+    assert out_of_place({0: [0, 3], 3: [3]}, 7) == {0, 3}
     with pytest.raises(PositionError, match="give it more partitions"):
         given_metadata(0, dict.fromkeys(range(1_000), early))
 

@@ -12,9 +12,11 @@ from support.fake_trees import Member, context, members
 
 from isthmus_control.commands import RaiseLevel
 from isthmus_control.levels import TREES
+from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse
-from isthmus_plugins.distribution.positions import Course, Stretch, Term
+from isthmus_plugins.distribution.kept import TIMES_TOPIC, KeptCourse, KeptGiven, given_group, given_metadata
+from isthmus_plugins.distribution.positions import Course, Given, Stretch, Term
+from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.operations import Operations, document_of
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.trees import AppliedTree, ApplyTreeRequest, ChooseTargetRequest
@@ -41,8 +43,10 @@ class Proxy:
         document = {"version": version, "topics": ["t-"], "clusters": clusters, "tree": tree, **more}
         return self.apply_text(json.dumps(document), dry_run, give_up)
 
-    def apply_text(self, text: str, dry_run: bool = False, give_up: bool = False) -> AppliedTree:
-        request = ApplyTreeRequest(document=text, dry_run=dry_run, give_up=give_up)
+    def apply_text(
+        self, text: str, dry_run: bool = False, give_up: bool = False, own_messages: bool = False
+    ) -> AppliedTree:
+        request = ApplyTreeRequest(document=text, dry_run=dry_run, give_up=give_up, own_messages=own_messages)
         return asyncio.run(self.operations.apply(request))
 
     @property
@@ -147,6 +151,102 @@ def test_a_cluster_comes_when_all_others_have_begun_the_version_before() -> None
     proxy.clusters["c5"].fill(proxy.document, "t-1", 9, 9)
     assert proxy.choose("c1", 8, "c5").distributors[1].target == "c5"
     assert proxy.apply([["c1", ["c2", "another"]], FIVE[1]], version=3).added == {"another": "c2"}
+
+
+def test_a_cluster_that_comes_is_to_be_empty() -> None:
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c3", "c4")
+    new = Proxy("c5", proxy.clusters)
+    cluster = proxy.clusters["c5"]
+    cluster.add_topic("other").partitions[0].end = 9
+    empty, left = cluster.add_topic("t-1", 2).partitions
+    empty.start = empty.end = 9  # retention, or an operator, took everything
+    left.start, left.end = 3, 7
+    cluster.add_topic(TIMES_TOPIC).partitions[0].end = 4
+    held = ["t-1-1 has offsets 3 to 6"]
+    assert proxy.apply(FIVE, version=2, dry_run=True).not_empty == {"c5": held}
+    # Others apply it all the same, with those words: nothing goes there, or comes from there, before it does.
+    applied = proxy.apply(FIVE, version=2)
+    assert (applied.blocked, applied.not_empty) == ([], {"c5": held})
+    text = json.dumps(proxy.operations.document())
+    tried = new.apply_text(text, dry_run=True)
+    assert tried.not_empty == {"c5": held}
+    (why,) = tried.blocked
+    assert why.startswith("c5 is new, and not empty: t-1-1 has offsets 3 to 6. c4 gives it all messages of the tree")
+    with pytest.raises(OperationError, match="--own-messages") as error:
+        new.apply_text(text)
+    assert (error.value.code, new.log.state.tree) == ("CONFLICT", None)
+    left.leader = -1
+    with pytest.raises(OperationError, match="whether this cluster is empty is not known: where t-1-1 ends") as error:
+        new.apply_text(text)
+    assert error.value.code == "NOT_AVAILABLE"
+    left.leader = 1
+    tried = new.apply_text(text, dry_run=True, own_messages=True)
+    assert (tried.blocked, tried.not_empty) == ([], {"c5": held})
+    left.start = left.end
+    assert new.apply_text(text).not_empty == {}
+    left.end = 20
+    assert new.apply_text(text).not_empty == {}, "it is one of the tree's clusters now"
+    # One that left by mistake goes on where it was.
+    new.begin("c5")
+    asyncio.run(new.operations.leave(dry_run=False, give_up=True))
+    assert new.apply_text(text).not_empty == {}
+
+
+def test_a_cluster_that_has_begun_before_others_know_it_is_not_asked_to_be_empty() -> None:
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c3", "c4")
+    second = Proxy("c2", proxy.clusters)
+    second.apply()
+    proxy.apply(FIVE, version=2)
+    new = Proxy("c5", proxy.clusters)
+    new.apply_text(json.dumps(proxy.operations.document()))
+    proxy.clusters["c5"].found["t-1"].partitions[0].end = 5
+    assert second.apply(FIVE, version=2, dry_run=True).not_empty == {"c5": ["t-1-0 has offsets 0 to 4"]}
+    new.begin("c5")
+    assert second.apply(FIVE, version=2).not_empty == {}
+
+
+def test_times_of_groups_are_messages_too() -> None:
+    proxy = Proxy()
+    proxy.apply(groups=["g-"])
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.begin("c1", "c2", "c3", "c4")
+    proxy.clusters["c5"].add_topic(TIMES_TOPIC).partitions[0].end = 4
+    held = proxy.apply(FIVE, version=2, dry_run=True, groups=["g-"]).not_empty
+    assert held == {"c5": ["__isthmus_tree_times-0 has offsets 0 to 3"]}
+
+
+def test_a_leaf_has_all_by_what_was_kept_last() -> None:
+    """What was kept beside another partition stands there still when the leaf has more of them."""
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c3", "c4")
+    proxy.apply(FIVE, version=2)
+    document, cluster = proxy.document, proxy.clusters["c5"]
+    group = given_group("c4", document.tree.level_between("c4", "c5"))
+
+    def keep(at: int, positions: dict[int, int]) -> None:
+        kept = {each: KeptGiven(Given(Term(2, 0), end), "", fill_until=9) for each, end in positions.items()}
+        cluster.offsets.setdefault(group, {})["t-1", at] = CommittedOffset(*given_metadata(at, kept))
+
+    def filled() -> bool:
+        return asyncio.run(is_filled(cluster, document, "c5"))
+
+    assert not filled()
+    keep(0, {0: 9, 1: 3})
+    assert not filled()
+    keep(1, {1: 9})
+    assert filled()
 
 
 THREE = [["c1", "c2"], "c4"]
