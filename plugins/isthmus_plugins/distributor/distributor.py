@@ -18,7 +18,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -49,7 +49,7 @@ from isthmus_plugins.distribution.kept import (
     latest,
     read_given,
 )
-from isthmus_plugins.distribution.positions import Course, Ends, Given, PositionError, Reports, Term
+from isthmus_plugins.distribution.positions import Course, Given, PositionError
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
 from isthmus_plugins.distributor.changes import is_filled, lacks
@@ -58,6 +58,7 @@ from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.parcels import Parcel, Prepared, beside_the_loop
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.distributor.settling import Settling, is_of, topic_ends
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.error_codes import MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
@@ -122,6 +123,7 @@ class Distributor:
         self._lane = f"tree-{level}"
         self._leaves = Leaves(context, document.clusters)
         self._courses = Courses(self._cluster, document, leaf, level)
+        self._settling = Settling(self._courses, self._leaves, document, level)
         self._target: Transactions | None = None
         self._payload_max: dict[TopicPartition, int] = {}
         """Up to which size batches of a partition are joined, where the target has refused larger ones."""
@@ -137,9 +139,6 @@ class Distributor:
         self._held: dict[TopicPartition, Held] = {}
         self._keep_at = math.inf
         """When positions are committed, by the loop's clock."""
-        self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
-        self._marks_later: list[tuple[Reports, int, Ends]] | None = None
-        """Those of what is given while it is being asked what is settled."""
         self._target_ends: dict[str, Mapping[int, int]] = {}
         """By topic and partition: where the target's logs go on behind what they were given."""
         self._spread: set[TopicPartition] = set()
@@ -219,7 +218,7 @@ class Distributor:
         await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
-        self._reports.clear()
+        self._settling.begin()
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
         self._held.clear()
@@ -355,7 +354,7 @@ class Distributor:
                 self._keep(place, position)
         names = {topic for topic, _ in positions}
         with _asking(target):
-            self._target_ends = await _topic_ends(cluster, {name: range(counts[name]) for name in names})
+            self._target_ends = await topic_ends(cluster, {name: range(counts[name]) for name in names})
         for place, position in positions.items():
             self._mark(place, position)
         self.positions = positions
@@ -380,7 +379,7 @@ class Distributor:
                     f"{leaf} has version {each.version} of the tree, and this cluster {self._tree.version}: apply the "
                     f"later one there, or here",
                 )
-            if not self._is_this(each):
+            if not is_of(each, self._document):
                 raise Waits(
                     reasons.TARGET_AT_ANOTHER_VERSION,
                     f"{leaf} has another tree as version {each.version}: one of the two is to leave its tree, and to "
@@ -392,10 +391,6 @@ class Distributor:
                 f"{leaf} distributes nothing for level {self.level}: apply the tree there, and see that it has the "
                 f"topics, and proxies with the distribution plugin",
             )
-
-    def _is_this(self, kept: KeptCourse) -> bool:
-        """Whether a course was kept by this version of this tree."""
-        return kept.version == self._tree.version and kept.digest in ("", self._document.digest)
 
     async def _position(
         self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition
@@ -498,11 +493,7 @@ class Distributor:
         ends = self._target_ends[topic]
         if place not in self._spread:
             ends = {partition: ends[partition]}
-        reports = self._reports.setdefault((place, self.courses[place].current.term), Reports())
-        if self._marks_later is None:
-            reports.given(position, ends)
-        else:
-            self._marks_later.append((reports, position, ends))
+        self._settling.mark(place, position, ends)
 
     # ---- give ----
 
@@ -737,7 +728,7 @@ class Distributor:
         check_lease(self._context)
         if self.target != target:
             raise Again(f"the target is {self.target}")
-        await self._courses.keep(self.courses if again else await self._settle(), again)
+        await self._courses.keep(self.courses if again else await self._settling.settle(), again)
         if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
             raise Again("topics have changed")
 
@@ -758,98 +749,12 @@ class Distributor:
             there = await self._topics_there(cluster, target, here)
         return _seen(here, there)
 
-    async def _settle(self) -> list[TopicPartition]:
-        """Ask each leaf that was given something how far that is on all clusters of its side; what has changed.
-
-        What is given meanwhile is marked afterwards: what a leaf says then may be older.
-        """
-        self._marks_later = []
-        try:
-            return await self._settle_marked()
-        finally:
-            marks, self._marks_later = self._marks_later, None
-            for reports, position, ends in marks:
-                reports.given(position, ends)
-
-    async def _settle_marked(self) -> list[TopicPartition]:
-        changed: list[TopicPartition] = []
-        pending: dict[str, list[tuple[TopicPartition, Term, int | None]]] = defaultdict(list)
-        for place, course in self.courses.items():
-            for stretch, end in course.pending():
-                pending[stretch.leaf].append((place, stretch.term, end))
-        for leaf, stretches in pending.items():
-            try:
-                below = await self._settled_below(leaf, stretches)
-            except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
-                log.info("settled is not known", extra={"level": self.level, "leaf": leaf, "error": str(error)})
-                continue
-            for place, term, _ in stretches:
-                marks = self._reports.get((place, term))
-                if marks is None or place[0] not in below:
-                    continue
-                settled = marks.settled(below[place[0]])
-                if settled is not None:
-                    self._courses.by_place[place] = self.courses[place].settle(term, settled)
-                    changed.append(place)
-        return changed
-
-    async def _settled_below(
-        self, leaf: str, stretches: Sequence[tuple[TopicPartition, Term, int | None]]
-    ) -> dict[str, Ends | None]:
-        """By topic: up to where all that a leaf's partitions hold is settled on its lower levels; None: it has none.
-
-        Topics, and partitions, of which its levels are not all at this version are left out: there may be one that this
-        cluster does not know of. This level of its own is one that would be seen then. Raises Waits.
-        """
-        cluster = await self._leaves.reached(leaf)
-        there = await cluster.topics_named({topic for (topic, _), _, _ in stretches})
-        ends = await _topic_ends(cluster, {name: range(len(each.partitions)) for name, each in there.items()})
-        for place, term, end in stretches:
-            topic = place[0]
-            if topic not in ends:
-                continue
-            if end is not None and (place, term) not in self._reports:
-                # An earlier distributor gave that, to whichever partitions: it was all before what this one finds their
-                # ends.
-                self._reports[place, term] = Reports()
-                self._reports[place, term].given(end, ends[topic])
-            if (place, term) in self._reports:
-                self._reports[place, term].ends_at(ends[topic])
-        levels = [above.level for above in self._tree.above(leaf) if above.level < self.level]
-        groups = [courses_group(level) for level in (*levels, self.level)]
-        found = await cluster.committed_offsets(groups)
-        below: dict[str, Ends | None] = {}
-        for topic, of_topic in ends.items():
-            settled: dict[int, int] = {}
-            for partition in of_topic:
-                at = topic, partition
-                kept = [KeptCourse.of(found[each][at].metadata) for each in groups if at in found.get(each, {})]
-                if len(kept) == len(groups) and all(map(self._is_this, kept)):
-                    settled[partition] = min((each.course.settled for each in kept[:-1]), default=0)
-            if levels:
-                below[topic] = settled
-            elif len(settled) == len(of_topic):
-                below[topic] = None
-        return below
-
 
 async def _ended(task: asyncio.Task[Any] | None) -> None:
     """Cancel a task that nobody waits for any more, and wait until it has ended."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def _topic_ends(cluster: ClusterApi, topics: Mapping[str, Iterable[int]]) -> dict[str, Mapping[int, int]]:
-    """Where logs of another cluster end, by topic and partition. Raises BrokerUnavailable where one is not known."""
-    places = [(name, partition) for name, partitions in topics.items() for partition in partitions]
-    found = await cluster.log_ends(places)
-    ends: dict[str, dict[int, int]] = {name: {} for name in topics}
-    for name, partition in places:
-        if (name, partition) not in found:
-            raise BrokerUnavailable(f"where {name}-{partition} ends there is not known now")
-        ends[name][partition] = found[name, partition]
-    return dict(ends)
 
 
 def _seen(here: Mapping[str, TopicInfo], there: Mapping[str, TopicInfo]) -> object:
