@@ -67,6 +67,8 @@ class FakeTransactions:
         self._id = transactional_id
         self._epoch = -1
         self._sequences: dict[TopicPartition, int] = {}
+        self._opened: set[TopicPartition] | None = None
+        """What the open transaction has; None: there is none."""
 
     async def begin(self) -> None:
         known = self._cluster.coordinated
@@ -76,13 +78,16 @@ class FakeTransactions:
         state.epoch += 1
         self._epoch = state.epoch
         self._sequences.clear()
+        self._opened = None
         self._meet_trouble()
 
     async def open(self, places: Collection[TopicPartition], group: str) -> None:
         """An open transaction without records."""
-        await self._asked()
-        await self._refuse({place: error for place in places if (error := self._forbidden(place)) is not None})
-        self._meet_trouble()
+        if self._opened is None or not self._opened.issuperset(places):
+            await self._asked()
+            await self._refuse({place: error for place in places if (error := self._forbidden(place)) is not None})
+            self._meet_trouble()
+            self._opened = {*places, *(self._opened or ())}
 
     async def commit(
         self,
@@ -102,6 +107,7 @@ class FakeTransactions:
         (await self._asked()).offsets[group] = dict(offsets)
         self._meet_trouble()
         self._cluster.end(await self._asked(), True)
+        self._opened = None
         self._meet_trouble()
         return ends
 
@@ -109,6 +115,7 @@ class FakeTransactions:
         """Abort, where something was refused."""
         if refused:
             self._cluster.end(await self._asked(), False)
+            self._opened = None
             self._meet_trouble()
             raise PartitionsRefused(refused)
 
