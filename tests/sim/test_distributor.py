@@ -21,6 +21,7 @@ from support.seeds import seeds
 
 from isthmus_control.model import DistributionTree
 from isthmus_plugins.distribution.document import TreeDocument, read_document
+from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.distributor import Distributor
 from isthmus_plugins.distributor.reasons import TARGET_REFUSES_RECORDS
 
@@ -267,5 +268,37 @@ def test_a_partition_that_may_not_be_in_a_transaction_keeps_no_other_one_waiting
             await _until(lambda: grove.read("b") == [[b"0"], [b"1"]])
         for tasks in grove.running.values():
             await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_position_that_is_committed_again_keeps_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where this cluster has not kept since how far it was read: else what was given would seem to be lost."""
+    monkeypatch.setattr(distributor_module, "KEPT_AGAIN_S", 3.0)
+    grove = Grove(0, True)
+    log = grove.clusters["a"].partition(TOPIC)
+    place = "a", 4
+
+    async def test() -> None:
+        log.write_values(b"0", b"1")
+        grove.start(*place)
+        grove.start("b", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.read("b")[0] == [b"0", b"1"])
+        await asyncio.sleep(3)  # settled, and kept
+        log.move(log.leader)
+        await asyncio.sleep(2)  # it reads on in the new epoch
+        log.write_values(b"2", b"3")
+        async with asyncio.timeout(20):
+            await _until(lambda: len(grove.read("b")[0]) == 4, 0.001)
+        await grove.stop(grove.running[place], killed=True)
+        for seconds in (8, 3):
+            grove.start(*place)
+            await asyncio.sleep(seconds)
+            assert grove.distributors[place].positions[TOPIC, 0] == log.end
+            assert not grove.distributors[place].told
+            await grove.stop(grove.running[place], killed=True)
+        assert grove.read("b")[0] == [b"0", b"1", b"2", b"3"]
+        await grove.stop(grove.running["b", 4])
 
     run_simulated(test())
