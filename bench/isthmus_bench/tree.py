@@ -24,7 +24,7 @@ from isthmus_bench.contestants import TREE, TREE_AT_LEAST_ONCE, TUNED, Say
 from isthmus_bench.kafka import DEFAULT_VERSION
 from isthmus_bench.load import batch
 from isthmus_bench.replicate import Contest, Turn, Verdict, catch_up_figures, lag_figures
-from isthmus_plugins.distribution.copies import copies
+from isthmus_plugins.distribution.copies import Copies
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, bit, write_flags
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_protocol.record_codec import decode_records, encode_batch
@@ -155,7 +155,9 @@ def header_cost(compression: Compression, records: int, seconds: float) -> Heade
 
 def rewritten(data: Frame) -> bytes:
     """A batch with copy flags in each record, as a distributor does it."""
-    (found,) = copies([data], HEADER_NAME.encode(), COURSE, LEVEL).batches
+    copies = Copies(HEADER_NAME.encode(), COURSE, LEVEL)
+    copies.add(data)
+    (found,) = copies.batches()
     return found
 
 

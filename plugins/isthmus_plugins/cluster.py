@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
+from isthmus_protocol import error_codes as codes
 
 TopicPartition: TypeAlias = tuple[str, int]
 """A partition of the cluster: the topic's name, and its number."""
@@ -23,6 +24,52 @@ class KafkaRefused(Exception):
         self.error_code = error_code
         self.error_name = error_name
         self.message = message
+
+
+class Refusal(NamedTuple):
+    """Why a partition was not appended to."""
+
+    error: KafkaRefused
+    records: int = 0
+    """Of the batch that was refused; 0: there was none yet."""
+    size: int = 0
+    """Its bytes."""
+
+
+NOT_APPENDED: Final = frozenset(
+    {
+        codes.CORRUPT_MESSAGE,
+        codes.INVALID_RECORD,
+        codes.INVALID_TIMESTAMP,
+        codes.INVALID_TOPIC_EXCEPTION,
+        codes.LEADER_NOT_AVAILABLE,
+        codes.MESSAGE_TOO_LARGE,
+        codes.NOT_ENOUGH_REPLICAS,
+        codes.NOT_LEADER_OR_FOLLOWER,
+        codes.POLICY_VIOLATION,
+        codes.RECORD_LIST_TOO_LARGE,
+        codes.TOPIC_AUTHORIZATION_FAILED,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+        codes.UNSUPPORTED_COMPRESSION_TYPE,
+        codes.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    }
+)
+"""What brokers answer for one partition of a Produce or AddPartitionsToTxn, and have done nothing there."""
+
+
+class PartitionsRefused(KafkaRefused):
+    """Brokers did not append to some partitions of several.
+
+    ``ends``: where logs go on behind what was appended to others and stays, which in a transaction nothing does.
+    """
+
+    def __init__(
+        self, refused: Mapping[TopicPartition, Refusal], ends: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        (topic, partition), (error, _, _) = next(iter(refused.items()))
+        super().__init__(error.error_code, error.error_name, f"{topic}-{partition}: {error.message}")
+        self.refused = refused
+        self.ends = ends or {}
 
 
 class ProducerFenced(Exception):
@@ -101,6 +148,12 @@ class Transactions(Protocol):
     async def begin(self) -> None:
         """Fence whoever had the id before: what that left open is aborted by then. Raises BrokerUnavailable."""
 
+    async def open(self, places: Collection[TopicPartition], group: str) -> None:
+        """Have the transaction that :meth:`commit` ends begin before it is known what exactly it has.
+
+        Waits until the one before is complete. Raises what :meth:`commit` raises.
+        """
+
     async def commit(
         self,
         batches: Mapping[TopicPartition, Sequence[bytes]],
@@ -110,8 +163,8 @@ class Transactions(Protocol):
         """Append batches of no producer, in their order, and commit a group's offsets, all or nothing; where logs go on
         behind what was appended.
 
-        Raises ProducerFenced; BrokerUnavailable and KafkaRefused, which leave open whether it was committed. After any
-        of them :meth:`begin` again, and read what was committed.
+        Raises PartitionsRefused: it was aborted, and the next one may follow. ProducerFenced; BrokerUnavailable and
+        KafkaRefused, which leave open whether it was committed: :meth:`begin` again, and read what was committed.
         """
 
 

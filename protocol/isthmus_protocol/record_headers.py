@@ -61,6 +61,8 @@ class HeaderRewriter:
         self._payload_max = payload_max
         self._closed: list[bytes] = []
         self._new: _NewBatch | None = None
+        self.begins: list[int] = []
+        """Offsets at which the second and further batches begin."""
 
     def add(self, batch: Frame, change: Change, from_offset: int = 0) -> dict[Values, Found]:
         """The records of one batch from ``from_offset`` on; what was found in them.
@@ -78,6 +80,8 @@ class HeaderRewriter:
         first_offsets: dict[Values, int] = {}
         counts: dict[Values, int] = {}
         if self._new is not None and self._new.compression != header.compression:
+            if self._new.records:
+                self.begins.append(header.base_offset)
             self._close()
         new = self._new or _NewBatch(header.compression)
         base_offset, base_timestamp, last_offset_delta = (
@@ -152,6 +156,7 @@ class HeaderRewriter:
                     raise MalformedBatch(f"timestamp {timestamp} does not fit 64 bits")
                 if new.records and new.size + end - begin + len(ours) > payload_max:
                     self._closed.append(new.closed())
+                    self.begins.append(offset)
                     new = _NewBatch(header.compression)
                 if not new.records:
                     new.base_timestamp = new.max_timestamp = timestamp
@@ -178,7 +183,7 @@ class HeaderRewriter:
     def batches(self) -> list[bytes]:
         """What is left of all that was added, each at base offset 0 and of no producer, compressed as it was."""
         self._close()
-        made, self._closed = self._closed, []
+        made, self._closed, self.begins = self._closed, [], []
         return made
 
     def _close(self) -> None:

@@ -518,6 +518,11 @@ class Transactions:
         with _ERRORS:
             await self._producer.begin()
 
+    async def open(self, places: Collection[tuple[str, int]], group: str) -> None:
+        """Have the transaction that :meth:`commit` ends begin, with these partitions."""
+        with _ERRORS:
+            await self._producer.open(places, group)
+
     async def commit(
         self,
         batches: Mapping[tuple[str, int], Sequence[bytes]],

@@ -16,7 +16,7 @@ from isthmus.kafka.client import LATEST, ClusterClient
 from isthmus.kafka.results import TopicPartition
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.load import batch
-from isthmus_plugins.cluster import CommittedOffset, FetchPartition, ProducerFenced
+from isthmus_plugins.cluster import CommittedOffset, FetchPartition, PartitionsRefused, ProducerFenced
 from isthmus_protocol.records import walk
 
 pytestmark = pytest.mark.brokers
@@ -140,5 +140,45 @@ def test_a_transaction_has_batches_and_offsets_or_neither(
         ends = await second.commit({(topic, 0): [plain()]}, group, many)
         assert ends == {(topic, 0): 17}, "nothing of the one that was fenced is there"
         assert await all_committed() == many
+
+    on_cluster(kafka_of_each_version, test)
+
+
+def test_a_transaction_of_which_a_partition_is_refused_is_aborted_and_the_next_one_follows(
+    kafka_of_each_version: KafkaCluster,
+) -> None:
+    async def test(access: ClusterAccess, topic: str, topic_id: bytes) -> None:
+        group, large = unique("positions-"), batch(3, 500_000)
+        transactions = access.transactions(group)
+        await transactions.begin()
+        for number in range(2):
+            if number:
+                await transactions.open([(topic, 0), (topic, 1)], group)
+            with pytest.raises(PartitionsRefused, match=f"{topic}-1: ") as refused:
+                await transactions.commit(
+                    {(topic, 0): [plain()], (topic, 1): [large]}, group, {(topic, 0): CommittedOffset(7, "aborted")}
+                )
+            ((place, (error, records, size)),) = refused.value.refused.items()
+            assert (place, error.error_name) == ((topic, 1), "MESSAGE_TOO_LARGE")
+            assert (records, size, refused.value.ends) == (3, len(large), {})
+        with pytest.raises(PartitionsRefused, match="UNKNOWN_TOPIC_OR_PARTITION: no-such-topic-0"):
+            await transactions.open([("no-such-topic", 0), (topic, 0)], group)
+        await transactions.open([(topic, 0)], group)
+        kept = {(topic, 0): CommittedOffset(8, "committed")}
+        ends = await transactions.commit({(topic, 0): [plain()], (topic, 1): [plain()]}, group, kept)
+        assert ends[topic, 0] >= 2 * 4 + 3, "what was aborted, with markers, and this"
+        async with asyncio.timeout(10):
+            while True:  # until the transaction is complete
+                stable = await access.last_stable_offset(topic, 1)
+                found = await access.committed_offsets([group], stable=True)
+                if stable > ends[topic, 1] and group in found:
+                    break
+                await asyncio.sleep(0.01)
+        assert found[group] == kept
+        connection = await access.fetch_connection(1, "test")
+        wanted = [FetchPartition(topic_id, 1, 0, 1 << 20)]
+        (fetched,) = await connection.fetch(wanted, 0, 1 << 20, read_committed=True)
+        committed = [header.next_offset for _, _, header in walk(fetched.records) if not header.is_control]
+        assert committed == [ends[topic, 1]]
 
     on_cluster(kafka_of_each_version, test)

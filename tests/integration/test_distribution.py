@@ -15,6 +15,7 @@ from support.kafka import Clusters, unique
 from support.links import Read, Side, sidecars, until, whole
 from support.power_loss import lose_end
 from support.raw_log import delete_records
+from support.source_topics import alter_topic
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
@@ -463,6 +464,57 @@ def test_a_log_that_lost_its_end_or_its_beginning_is_gone_on_with(
         (made,) = two.sides["other"].proxy.cli("tree", "apply", str(two.document(["one", "other"])))["topics"]
         assert (made["topic"], made["partitions"], made["like"]) == (more, 1, "one")
         two.wait_values(more, 1, values)
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_message_that_the_target_refuses_keeps_its_partition_waiting_and_no_other(
+    two: Distributing, exactly_once: bool
+) -> None:
+    """In the middle of a batch of which the target takes what is before it."""
+    one, other = two.sides.values()
+    topic, elsewhere = two.create_topic(PARTITIONS), two.create_topic(1)
+    alter_topic(other, topic, {"max.message.bytes": "20000"})
+    before = [b"before %d" % number for number in range(50)]
+    refused, behind = [b"refused" + b"x" * 40_000], [b"behind %d" % number for number in range(50)]
+    two.apply(two.document(["one", "other"], exactly_once=exactly_once))
+    two.wait_distributing()
+    one.produce(topic, [*before, *refused, *behind], direct=True)
+    until("its partition waits", lambda: reason(two, "one", topic) == "TARGET_REFUSES_RECORDS")
+
+    def is_at_it() -> bool:
+        (partition,) = (
+            each for each in two.levels("one")[4]["partitions"] if (each["topic"], each["partition"]) == (topic, 0)
+        )
+        return bool(partition["position"] == len(before) and partition["reason"])
+
+    until("what is before it is given", is_at_it)
+    going_on = [b"going on %d" % number for number in range(20)]
+    for name, partition in ((topic, 1), (elsewhere, 0)):
+        one.produce(name, going_on, partition, direct=True)
+        until(
+            "others go on",
+            lambda name=name, partition=partition: (
+                other.read(name, partition, direct=True, isolation="read_committed")[-1:]
+                and other.read(name, partition, direct=True, isolation="read_committed")[-1].value == going_on[-1]
+            ),
+        )
+        assert [each.value for each in other.read(name, partition, direct=True, isolation="read_committed")] == going_on
+    status = two.levels("one")[4]
+    assert (status["state"], status["reason"]) == ("Distributing", None)
+    assert one.proxy.cli("tree", "show", check=False)["distributors"][0]["state"] == "Distributing"
+    with pytest.raises(ProxyFailed):
+        one.proxy.cli("tree", "show")
+
+    one.proxy.kill()
+    one.proxy.start()
+    until("it waits again", lambda: reason(two, "one", topic) == "TARGET_REFUSES_RECORDS")
+    alter_topic(other, topic, {"max.message.bytes": "1000000"})
+    found = two.wait_values(topic, PARTITIONS, [*before, *refused, *behind, *going_on])
+    values = [each.value for each in found["other"][0]]
+    assert [*dict.fromkeys(values)] == [*before, *refused, *behind]
+    assert len(values) == len(set(values)) or not exactly_once
+    two.wait_settled(topic)
 
 
 def reason(clusters: Distributing, name: str, topic: str) -> str | None:

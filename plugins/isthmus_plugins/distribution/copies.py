@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
 from isthmus_plugins.distribution.copy_flags import FlagsError, read_flags, write_flags
 from isthmus_plugins.distribution.positions import Course
-from isthmus_protocol.record_headers import HeaderRewriter, Values
+from isthmus_protocol.record_headers import PAYLOAD_BYTES_MAX, HeaderRewriter, Values
 from isthmus_protocol.records import Frame, read_header
 
 
@@ -20,48 +18,54 @@ class Refused(NamedTuple):
     messages: int
 
 
-class Copies(NamedTuple):
-    batches: list[bytes]
-    """For the target, of no producer and at base offset 0; none where there is nothing to do."""
-    refused: list[Refused]
+class Copies:
+    """The records of one partition's batches that are passed on, with their flags.
 
-
-def copies(
-    batches: Iterable[Frame],
-    header: bytes,
-    course: Course,
-    level: int,
-    *,
-    from_offset: int = 0,
-    joined: bool = True,
-) -> Copies:
-    """The records of whole batches of one partition from ``from_offset`` on that are passed on, with their flags.
-
-    Several batches become one, as offsets are not kept and large batches are cheap for everybody behind; unless they
-    are not to be ``joined``, for a target that takes none as large. A message whose flags cannot be read is not passed
-    on: nobody knows where it has been. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
+    Several batches become one, as offsets are not kept and large batches are cheap for everybody behind, of up to
+    ``payload_max`` bytes before compression. A message whose flags cannot be read is not passed on: nobody knows where
+    it has been.
     """
-    rewriter = HeaderRewriter(header)
-    made: list[bytes] = []
-    refused: list[Refused] = []
-    for batch in batches:
+
+    def __init__(self, header: bytes, course: Course, level: int, payload_max: int = PAYLOAD_BYTES_MAX) -> None:
+        self._course = course
+        self._level = level
+        self._rewriter = HeaderRewriter(header, payload_max)
+        self.messages = 0
+        """That are passed on."""
+        self.refused: list[Refused] = []
+
+    def add(self, batch: Frame, from_offset: int = 0) -> None:
+        """The records of a whole batch from ``from_offset`` on.
+
+        Raises MalformedBatch, UnsupportedBatch, BatchTooLarge: nothing of this can be used then.
+        """
         first_offset = read_header(batch).base_offset  # what is filled ends with a batch
         why: dict[Values, str] = {}
-        change = partial(_change, course, level, first_offset, why)
-        found = rewriter.add(batch, change, from_offset)
-        refused += (Refused(reason, *found[values]) for values, reason in why.items())
-        if not joined:
-            made += rewriter.batches()
-    return Copies(made + rewriter.batches(), refused)
+        passed: set[Values] = set()
 
+        def change(values: Values) -> bytes | None:
+            try:
+                flags = self._course.flags(first_offset, _flags(values), self._level)
+            except FlagsError as error:
+                why[values] = str(error)
+                return None
+            if flags is None:
+                return None
+            passed.add(values)
+            return write_flags(flags)
 
-def _change(course: Course, level: int, first_offset: int, why: dict[Values, str], values: Values) -> bytes | None:
-    try:
-        flags = course.flags(first_offset, _flags(values), level)
-    except FlagsError as error:
-        why[values] = str(error)
-        return None
-    return None if flags is None else write_flags(flags)
+        found = self._rewriter.add(batch, change, from_offset)
+        self.refused += (Refused(reason, *found[values]) for values, reason in why.items())
+        self.messages += sum(found[values].records for values in passed)
+
+    @property
+    def begins(self) -> list[int]:
+        """At which offsets the second and further batches begin."""
+        return self._rewriter.begins
+
+    def batches(self) -> list[bytes]:
+        """For the target, of no producer and at base offset 0; none where nothing is passed on."""
+        return self._rewriter.batches()
 
 
 def _flags(values: Values) -> int:

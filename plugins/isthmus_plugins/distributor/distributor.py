@@ -5,7 +5,8 @@
     begin     fence the level's other distributors at this cluster, read the courses
     switch    where the target is another one now: fence them at the one before, read what that was given
     meet      does the target have this version of the tree, these topics? fence at the target, read what it was given
-    give      read, rewrite flags, produce with the position in one transaction; again and again
+    give      read, rewrite flags, produce with the position in one transaction; again and again. What comes while one
+              is under way is rewritten meanwhile; what the target refuses of a partition keeps that one waiting alone
     tick      once a second: what the target's side has settled is kept at this cluster
 
 Whatever fails, it begins again: everything that it needs is read then, and nothing is remembered but what is shown.
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 from isthmus_control.model import DistributionTree, Reason
 from isthmus_plugins.cluster import (
@@ -27,13 +29,14 @@ from isthmus_plugins.cluster import (
     ClusterApi,
     CommittedOffset,
     KafkaRefused,
+    PartitionsRefused,
     ProducerFenced,
+    Refusal,
     TopicInfo,
     TopicPartition,
     Transactions,
 )
-from isthmus_plugins.distribution.by_key import by_key
-from isthmus_plugins.distribution.copies import Copies, copies
+from isthmus_plugins.distribution.copies import Copies
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import (
     TIMES_TOPIC,
@@ -47,18 +50,21 @@ from isthmus_plugins.distribution.kept import (
     out_of_place,
     read_given,
 )
-from isthmus_plugins.distribution.positions import Course, Ends, Given, PositionError, Reports, Term
+from isthmus_plugins.distribution.positions import Course, Given, PositionError
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
 from isthmus_plugins.distributor.changes import is_filled, lacks
 from isthmus_plugins.distributor.courses import AT_ONCE, Courses
 from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.parcels import Parcel, Prepared, beside_the_loop
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.distributor.settling import Settling, is_of, topic_ends
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.error_codes import MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
-from isthmus_protocol.records import BatchError, read_header
+from isthmus_protocol.record_headers import PAYLOAD_BYTES_MAX
+from isthmus_protocol.records import BatchError
 
 log = logging.getLogger("isthmus_plugins.distributor")
 
@@ -71,10 +77,26 @@ KEPT_AGAIN_S: Final = 3_600.0
 GIVEN_BYTES: Final = 4 * 1024 * 1024
 """What one transaction gives, about."""
 UNKNOWN_EPOCH: Final = -1
-NOT_READ: Final = (0, UNKNOWN_EPOCH)
 TOO_LARGE: Final = frozenset({MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE})
-ASIDE_BYTES: Final = 32 * 1024
-"""What is rewritten beside the loop."""
+KEPT_S: Final = 0.1
+"""After which time positions are committed where no transaction has them. If a distributor dies, what it gave since is
+given again."""
+LEAVING_S: Final = 1.0
+"""How long a distributor that ends tries to commit them."""
+HELD_S, HELD_MAX_S = 0.5, 30.0
+"""For how long a partition waits that the target has refused: twice as long each time."""
+
+T = TypeVar("T")
+
+
+class Held(NamedTuple):
+    """A partition that the target has refused."""
+
+    until: float
+    """When it is tried again, by the loop's clock."""
+    for_s: float
+    one_batch_before: int
+    """What was refused is before this offset; up to there one batch is given at a time, so that all before it is."""
 
 
 class Again(Exception):
@@ -102,14 +124,22 @@ class Distributor:
         self._lane = f"tree-{level}"
         self._leaves = Leaves(context, document.clusters)
         self._courses = Courses(self._cluster, document, leaf, level)
+        self._settling = Settling(self._courses, self._leaves, document, level)
         self._target: Transactions | None = None
-        self._joined = True
-        """Whether batches are joined: until the target has refused one that is too large."""
+        self._payload_max: dict[TopicPartition, int] = {}
+        """Up to which size batches of a partition are joined, where the target has refused larger ones."""
         self._reads = Reads(self._cluster, self._lane)
         self._given: dict[TopicPartition, KeptGiven] = {}
         """What the target was given, as it keeps it, or will with the next transaction."""
         self._uncommitted: set[TopicPartition] = set()
-        self._reports: dict[tuple[TopicPartition, Term], Reports] = {}
+        self._preparing: dict[TopicPartition, Prepared] = {}
+        """What is given next."""
+        self._prepared_bytes = 0
+        self._next: dict[TopicPartition, int] = {}
+        """Up to where everything is given, under way, or prepared."""
+        self._held: dict[TopicPartition, Held] = {}
+        self._keep_at = math.inf
+        """When positions are committed, by the loop's clock."""
         self._target_ends: dict[str, Mapping[int, int]] = {}
         """By topic and partition: where the target's logs go on behind what they were given."""
         self._spread: set[TopicPartition] = set()
@@ -189,13 +219,17 @@ class Distributor:
         await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
-        self._reports.clear()
+        self._settling.begin()
         self._uncommitted.clear()
+        self._preparing, self._prepared_bytes = {}, 0
+        self._held.clear()
+        self._keep_at = math.inf
         self.left_out = dict(self._courses.wrong)
         await some_at_once(AT_ONCE, self._cut_where_read, list(self.courses))
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
+        self._next = dict(positions)
         self._look_again_at = 0.0  # what is there may have changed since
         self.waits = None
         log.info("distributing", extra={"level": self.level, "target": target, "partitions": len(positions)})
@@ -329,7 +363,7 @@ class Distributor:
                 self._keep(place, position)
         names = {topic for topic, _ in positions}
         with _asking(target):
-            self._target_ends = await _topic_ends(cluster, {name: range(counts[name]) for name in names})
+            self._target_ends = await topic_ends(cluster, {name: range(counts[name]) for name in names})
         for place, position in positions.items():
             self._mark(place, position)
         self.positions = positions
@@ -354,7 +388,7 @@ class Distributor:
                     f"{leaf} has version {each.version} of the tree, and this cluster {self._tree.version}: apply the "
                     f"later one there, or here",
                 )
-            if not self._is_this(each):
+            if not is_of(each, self._document):
                 raise Waits(
                     reasons.TARGET_AT_ANOTHER_VERSION,
                     f"{leaf} has another tree as version {each.version}: one of the two is to leave its tree, and to "
@@ -366,10 +400,6 @@ class Distributor:
                 f"{leaf} distributes nothing for level {self.level}: apply the tree there, and see that it has the "
                 f"topics, and proxies with the distribution plugin",
             )
-
-    def _is_this(self, kept: KeptCourse) -> bool:
-        """Whether a course was kept by this version of this tree."""
-        return kept.version == self._tree.version and kept.digest in ("", self._document.digest)
 
     async def _position(
         self, given: Mapping[TopicPartition, KeptGiven | PositionError], place: TopicPartition
@@ -416,23 +446,28 @@ class Distributor:
             raise found
         return found if found is not None and found.topic_id == self._courses.topic_ids[place] else None
 
-    def _keep(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> None:
+    def _keep(self, place: TopicPartition, position: int) -> None:
         """Have the target keep a position, with the next transaction."""
-        course = self.courses[place]
-        given = Given(course.current.term, position)
-        topic_id, spread = self._courses.topic_ids[place], place in self._spread
-        self._given[place] = KeptGiven(given, topic_id, epoch, course.fill_until, spread)
+        self._given[place] = self._kept(place, position)
         self._uncommitted.add(place)
 
-    def _to_commit(self) -> dict[TopicPartition, CommittedOffset]:
-        """What is not committed yet, beside what is kept at the same partitions. Raises PositionError."""
+    def _kept(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> KeptGiven:
+        """A position as the target keeps it."""
+        course = self.courses[place]
+        given = Given(course.current.term, position)
+        return KeptGiven(given, self._courses.topic_ids[place], epoch, course.fill_until, place in self._spread)
+
+    def _to_commit(self, kept: Mapping[TopicPartition, KeptGiven]) -> dict[TopicPartition, CommittedOffset]:
+        """These and what is not committed yet, beside what is kept at the same partitions. Raises PositionError."""
         offsets: dict[TopicPartition, CommittedOffset] = {}
-        for topic, partition in self._uncommitted:
+        for topic, partition in self._uncommitted | kept.keys():
             ours, theirs = self._partitions[topic], self.by_key.get(topic, self._partitions[topic])
             at = given_at(partition, theirs)
             if (topic, at) not in offsets:
-                together = {each: (topic, each) for each in range(at, ours, theirs)}
-                known = {each: self._given[place] for each, place in together.items() if place in self._given}
+                together = {
+                    each: kept.get((topic, each)) or self._given.get((topic, each)) for each in range(at, ours, theirs)
+                }
+                known = {each: given for each, given in together.items() if given is not None}
                 offsets[topic, at] = CommittedOffset(*given_metadata(at, known))
         return offsets
 
@@ -467,129 +502,252 @@ class Distributor:
         ends = self._target_ends[topic]
         if place not in self._spread:
             ends = {partition: ends[partition]}
-        term = self.courses[place].current.term
-        self._reports.setdefault((place, term), Reports()).given(position, ends)
+        self._settling.mark(place, position, ends)
 
     # ---- give ----
 
     async def _give(self, target: str) -> None:
         loop = asyncio.get_running_loop()
-        tick = loop.time() + TICK_S
-        kept_again = loop.time() + KEPT_AGAIN_S
-        while True:
-            reads = await self._reads.take(GIVEN_BYTES, max(tick - loop.time(), 0))
-            if reads:
-                await self._give_some(reads, target)
-            if loop.time() >= tick:
-                again = loop.time() >= kept_again
-                if again:
-                    kept_again = loop.time() + KEPT_AGAIN_S
-                await self._tick(target, again)
-                tick = loop.time() + TICK_S
+        due, kept_again = loop.time() + TICK_S, loop.time() + KEPT_AGAIN_S
+        tick: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if not self._preparing:
+                    held = min((each.until for each in self._held.values()), default=math.inf)
+                    await self._reads.wait(min(due if tick is None else math.inf, self._keep_at, held))
+                self._go_on_with_held()
+                for read in self._reads.take(GIVEN_BYTES - self._prepared_bytes):
+                    await self._prepare(read)
+                if self._preparing:
+                    await self._give_prepared(target)
+                if loop.time() >= self._keep_at:
+                    await self._meanwhile(self._keep_positions(target))
+                if tick is not None and tick.done():
+                    tick.result()
+                    tick, due = None, loop.time() + TICK_S
+                if tick is None and loop.time() >= due:
+                    again = loop.time() >= kept_again
+                    if again:
+                        kept_again = loop.time() + KEPT_AGAIN_S
+                        self._keep_given_again()
+                    if self._uncommitted:
+                        await self._meanwhile(self._keep_positions(target))
+                    tick = self._begun("tick", self._tick(target, again))
+        finally:
+            await _ended(tick)
+            await self._leave(target)
 
-    async def _give_some(self, reads: Sequence[Read], target: str) -> None:
-        made: list[tuple[TopicPartition, bytes]] = []
-        following: dict[TopicPartition, int] = {}
-        # All of a partition at once: what is joined is one batch of one request.
-        for place, those in self._by_place(reads).items():
-            read = those[-1]
+    def _begun(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task whose end is noticed by who waits for what is read."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._lane}/{name}")
+        task.add_done_callback(lambda _: self._reads.wake())
+        return task
+
+    async def _leave(self, target: str) -> None:
+        """What was given without a transaction is not to be given again by who goes on."""
+        if self._keep_at < math.inf:
+            with suppress(Waits, BrokerUnavailable, PositionError, TimeoutError):
+                async with asyncio.timeout(LEAVING_S):
+                    await self._keep_positions(target)
+
+    async def _meanwhile(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for something, and prepare what is read meanwhile."""
+        task = self._begun("meanwhile", work)
+        try:
+            while not task.done():
+                if self._prepared_bytes >= GIVEN_BYTES:
+                    await asyncio.wait([task])
+                    break
+                await self._reads.wait()
+                for read in self._reads.take(1):
+                    await self._prepare(read)
+            return task.result()
+        finally:
+            if not task.done():
+                await _ended(task)
+
+    async def _prepare(self, read: Read) -> None:
+        """Rewrite what was read, for what is given next."""
+        place = read.place
+        if place in self.left_out or read.offset != self._next[place]:
+            return  # or it was read before the partition went back
+        self.ends[place] = read.end
+        if read.following == read.offset:
+            return
+        prepared = self._preparing.get(place)
+        if prepared is None:
+            payload_max = self._payload_max.get(place, PAYLOAD_BYTES_MAX)
+            copies = Copies(self._tree.header.encode(), self.courses[place], self.level, payload_max)
+            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]), place in self._held)
+        try:
+            await beside_the_loop(read.size, partial(prepared.add, read))
+            self._prepared_bytes += read.size
+        except BatchError as error:
+            # Nothing behind it is given, or it would be left out for good.
+            self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
+            self._unprepare(place)
+            self._reads.leave_out(place)
+        else:
+            self._next[place] = read.following
+
+    def _unprepare(self, place: TopicPartition) -> None:
+        prepared = self._preparing.pop(place, None)
+        self._prepared_bytes -= 0 if prepared is None else prepared.size
+
+    async def _give_prepared(self, target: str) -> None:
+        """Give all that is prepared, and what is prepared until the target's last transaction is complete."""
+        assert self._target is not None
+        begun = False
+        if self._document.exactly_once and any(each.copies.messages for each in self._preparing.values()):
+            check_lease(self._context)
+            places = [place for place, each in self._preparing.items() if each.copies.messages and not each.counts]
             try:
-                made += await self._copied(
-                    [batch for each in those for batch in each.batches], self.courses[place], place
-                )
-            except BatchError as error:
-                # Nothing behind it is given, or it would be left out for good.
-                self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
-                self._uncommitted.discard(place)
-                continue
-            following[place] = read.following
-            self._courses.read[place] = read.following, read.epoch
-            self._keep(place, read.following, read.epoch)
-        batches: dict[TopicPartition, list[bytes]] = {}
-        for there, copy in made:
-            batches.setdefault(there, []).append(copy)
-        count = sum(read_header(copy).record_count for each in batches.values() for copy in each)
-        if count:  # else the positions go with the next transaction, or at the next tick
-            for (topic, partition), end in (await self._commit(target, batches)).items():
-                # Another mapping: marks have the one of before.
-                self._target_ends[topic] = {**self._target_ends[topic], partition: end}
-        self.positions |= following
-        for place, position in following.items():
-            self._mark(place, position)
-        self.given[target] += count
+                with _asking(target):
+                    await self._meanwhile(self._target.open(places, self._group))
+                begun = True
+            except PartitionsRefused as error:
+                self._hold({place: error.refused[place] for place in places if place in error.refused})
+        prepared, size = list(self._preparing.values()), self._prepared_bytes
+        self._preparing, self._prepared_bytes = {}, 0
+        parcels = await beside_the_loop(size, lambda: [each.parcel() for each in prepared])
+        ends: dict[TopicPartition, int] = {}
+        while begun or any(each.batches for each in parcels):
+            batches: dict[TopicPartition, list[bytes]] = {}
+            for each in parcels:
+                for there, made in each.batches.items():
+                    if there not in ends:
+                        batches.setdefault(there, []).extend(made)
+            try:
+                ends |= await self._meanwhile(self._commit(target, batches, parcels))
+                break
+            except PartitionsRefused as error:
+                # Of a transaction nothing stays. Without one what was appended does.
+                ends |= error.ends
+                refused = {
+                    each.place: error.refused[there]
+                    for each in parcels
+                    for there in each.batches
+                    if there in error.refused
+                }
+                if not refused:
+                    raise Waits(reasons.TARGET_UNREACHABLE, f"cluster {target}: {error}") from error
+                self._hold(refused)
+                parcels = [each for each in parcels if each.place not in refused]
+                begun = False
+        else:  # the positions go with the next transaction, or at the next tick
+            for each in parcels:
+                self._given[each.place] = self._kept(each.place, each.following, each.epoch)
+                self._uncommitted.add(each.place)
+        self._note_given(target, parcels, ends)
 
-    def _by_place(self, reads: Sequence[Read]) -> dict[TopicPartition, list[Read]]:
-        """Those with which a partition that is distributed goes on."""
-        found: dict[TopicPartition, list[Read]] = {}
-        for read in reads:
-            place = read.place
-            if place in self.left_out:
-                continue
-            self.ends[place] = read.end
-            before = found[place][-1].following if place in found else self.positions[place]
-            if read.following != before:
-                found.setdefault(place, []).append(read)
-        return found
+    def _note_given(self, target: str, parcels: Sequence[Parcel], ends: Mapping[TopicPartition, int]) -> None:
+        for (topic, partition), end in ends.items():
+            # Another mapping: marks have the one of before.
+            self._target_ends[topic] = {**self._target_ends[topic], partition: end}
+        for each in parcels:
+            place = each.place
+            self._courses.read[place] = each.following, each.epoch
+            self.positions[place] = each.following
+            self._mark(place, each.following)
+            self.given[target] += each.messages
+            self._note_refused(each)
+            if not each.is_all:
+                self._go_back(place)
+            held = self._held.get(place)
+            if held is not None:
+                self._held[place] = held._replace(for_s=HELD_S / 2)
+                if each.following >= held.one_batch_before:
+                    del self._held[place]
 
     async def _commit(
-        self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]]
+        self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]], parcels: Sequence[Parcel] = ()
     ) -> Mapping[TopicPartition, int]:
-        """Give batches, with all positions that are not committed yet. Raises Waits, ProducerFenced."""
+        """Give batches, with the positions behind them and all that are not committed yet.
+
+        Without transactions positions are committed by themselves, so that nothing waits for that. Raises Waits,
+        ProducerFenced, PartitionsRefused.
+        """
         assert self._target is not None
         check_lease(self._context)  # what was paused gives nothing to a cluster that has left since, and come back
+        kept = {each.place: self._kept(each.place, each.following, each.epoch) for each in parcels}
+        later = bool(batches) and not self._document.exactly_once
         with _asking(target):
-            try:
-                ends = await self._target.commit(batches, self._group, self._to_commit())
-            except KafkaRefused as error:
-                self._joined = self._joined and error.error_code not in TOO_LARGE
-                raise
-        self._uncommitted.clear()
+            ends = await self._target.commit(batches, self._group, {} if later else self._to_commit(kept))
+        self._given |= kept
+        if later:
+            self._uncommitted |= kept.keys()
+            self._keep_at = min(self._keep_at, asyncio.get_running_loop().time() + KEPT_S)
+        else:
+            self._uncommitted.clear()
+            self._keep_at = math.inf
         return ends
 
-    async def _copied(
-        self, batches: Sequence[memoryview], course: Course, place: TopicPartition
-    ) -> list[tuple[TopicPartition, bytes]]:
-        """What is produced of batches of a partition, with the partitions of the target. Raises BatchError."""
-        topic, partition = place
+    async def _keep_positions(self, target: str) -> None:
+        await self._commit(target, {})
 
-        def made() -> tuple[Copies, dict[int, list[bytes]]]:
-            header, from_offset = self._tree.header.encode(), self.positions[place]
-            found = copies(batches, header, course, self.level, from_offset=from_offset, joined=self._joined)
-            if topic in self.by_key:
-                return found, by_key(found.batches, partition, self.by_key[topic])
-            return found, {partition: found.batches}
-
-        found, there = made() if sum(map(len, batches)) < ASIDE_BYTES else await asyncio.to_thread(made)
-        self._note_refused(place, found)
-        return [((topic, number), each) for number, made_of in there.items() for each in made_of]
-
-    def _note_refused(self, place: TopicPartition, made: Copies) -> None:
-        for refused in made.refused:
+    def _note_refused(self, parcel: Parcel) -> None:
+        for refused in parcel.refused:
             self.refused += refused.messages
-            self.told[place] = Reason(
+            self.told[parcel.place] = Reason(
                 reasons.FLAGS_REFUSED,
                 f"{refused.messages} messages from offset {refused.first_offset} on stay here: {refused.reason}",
             )
 
+    # ---- what the target refuses ----
+
+    def _hold(self, refused: Mapping[TopicPartition, Refusal]) -> None:
+        """Have partitions wait that the target has refused, and the others go on."""
+        now = asyncio.get_running_loop().time()
+        for place, (error, records, size) in refused.items():
+            until = self._next[place]
+            self._go_back(place)
+            if error.error_code in TOO_LARGE and records > 1:
+                self._payload_max[place] = min(self._payload_max.get(place, PAYLOAD_BYTES_MAX), size) // 2
+                continue
+            held = self._held.get(place)
+            for_s = HELD_S if held is None else min(2 * held.for_s, HELD_MAX_S)
+            self._held[place] = Held(now + for_s, for_s, until if held is None else max(until, held.one_batch_before))
+            self.left_out[place] = Reason(
+                reasons.TARGET_REFUSES_RECORDS,
+                f"the target takes nothing from offset {self.positions[place]} on, and is asked again: {error}",
+            )
+            self._reads.leave_out(place)
+            if held is None:
+                more = {"level": self.level, "partition": f"{place[0]}-{place[1]}", "error": str(error)}
+                log.warning("partition is refused", extra=more)
+
+    def _go_back(self, place: TopicPartition) -> None:
+        """What is prepared of a partition is not given next."""
+        self._unprepare(place)
+        self._next[place] = self.positions[place]
+        self._reads.go_back(place, self.positions[place])
+
+    def _go_on_with_held(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for place, held in self._held.items():
+            if held.until <= now:
+                self._held[place] = held._replace(until=math.inf)
+                del self.left_out[place]
+                self._reads.go_back(place, self.positions[place])
+
     # ---- tick ----
 
     async def _tick(self, target: str, again: bool) -> None:
-        """Raises Again, and what ends the giving."""
+        """What is looked at beside the giving. Raises Again, and what ends that."""
         check_lease(self._context)
         if self.target != target:
             raise Again(f"the target is {self.target}")
-        if again:
-            self._keep_given_again()
-        if self._uncommitted:
-            await self._commit(target, {})
-        await self._courses.keep(self.courses if again else await self._settle(), again)
+        await self._courses.keep(self.courses if again else await self._settling.settle(), again)
         if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
             raise Again("topics have changed")
 
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():
-            if place not in self._uncommitted and place not in self.left_out:
-                self._keep(place, position, self._courses.read.get(place, NOT_READ)[1])
+            known = self._given.get(place)
+            if known is not None and known.given == Given(self.courses[place].current.term, position):
+                self._uncommitted.add(place)
+            else:
+                self._keep(place, position)
 
     async def _look(self, target: str) -> object:
         """What topics there are, and with how many partitions, at both clusters; and who leads them here."""
@@ -600,79 +758,12 @@ class Distributor:
             there = await self._topics_there(cluster, target, here)
         return _seen(here, there)
 
-    async def _settle(self) -> list[TopicPartition]:
-        """Ask each leaf that was given something how far that is on all clusters of its side; what has changed."""
-        changed: list[TopicPartition] = []
-        pending: dict[str, list[tuple[TopicPartition, Term, int | None]]] = defaultdict(list)
-        for place, course in self.courses.items():
-            for stretch, end in course.pending():
-                pending[stretch.leaf].append((place, stretch.term, end))
-        for leaf, stretches in pending.items():
-            try:
-                below = await self._settled_below(leaf, stretches)
-            except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
-                log.info("settled is not known", extra={"level": self.level, "leaf": leaf, "error": str(error)})
-                continue
-            for place, term, _ in stretches:
-                marks = self._reports.get((place, term))
-                if marks is None or place[0] not in below:
-                    continue
-                settled = marks.settled(below[place[0]])
-                if settled is not None:
-                    self._courses.by_place[place] = self.courses[place].settle(term, settled)
-                    changed.append(place)
-        return changed
 
-    async def _settled_below(
-        self, leaf: str, stretches: Sequence[tuple[TopicPartition, Term, int | None]]
-    ) -> dict[str, Ends | None]:
-        """By topic: up to where all that a leaf's partitions hold is settled on its lower levels; None: it has none.
-
-        Topics, and partitions, of which its levels are not all at this version are left out: there may be one that this
-        cluster does not know of. This level of its own is one that would be seen then. Raises Waits.
-        """
-        cluster = await self._leaves.reached(leaf)
-        there = await cluster.topics_named({topic for (topic, _), _, _ in stretches})
-        ends = await _topic_ends(cluster, {name: range(len(each.partitions)) for name, each in there.items()})
-        for place, term, end in stretches:
-            topic = place[0]
-            if topic not in ends:
-                continue
-            if end is not None and (place, term) not in self._reports:
-                # An earlier distributor gave that, to whichever partitions: it was all before what this one finds their
-                # ends.
-                self._reports[place, term] = Reports()
-                self._reports[place, term].given(end, ends[topic])
-            if (place, term) in self._reports:
-                self._reports[place, term].ends_at(ends[topic])
-        levels = [above.level for above in self._tree.above(leaf) if above.level < self.level]
-        groups = [courses_group(level) for level in (*levels, self.level)]
-        found = await cluster.committed_offsets(groups)
-        below: dict[str, Ends | None] = {}
-        for topic, of_topic in ends.items():
-            settled: dict[int, int] = {}
-            for partition in of_topic:
-                at = topic, partition
-                kept = [KeptCourse.of(found[each][at].metadata) for each in groups if at in found.get(each, {})]
-                if len(kept) == len(groups) and all(map(self._is_this, kept)):
-                    settled[partition] = min((each.course.settled for each in kept[:-1]), default=0)
-            if levels:
-                below[topic] = settled
-            elif len(settled) == len(of_topic):
-                below[topic] = None
-        return below
-
-
-async def _topic_ends(cluster: ClusterApi, topics: Mapping[str, Iterable[int]]) -> dict[str, Mapping[int, int]]:
-    """Where logs of another cluster end, by topic and partition. Raises BrokerUnavailable where one is not known."""
-    places = [(name, partition) for name, partitions in topics.items() for partition in partitions]
-    found = await cluster.log_ends(places)
-    ends: dict[str, dict[int, int]] = {name: {} for name in topics}
-    for name, partition in places:
-        if (name, partition) not in found:
-            raise BrokerUnavailable(f"where {name}-{partition} ends there is not known now")
-        ends[name][partition] = found[name, partition]
-    return dict(ends)
+async def _ended(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task that nobody waits for any more, and wait until it has ended."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _seen(here: Mapping[str, TopicInfo], there: Mapping[str, TopicInfo]) -> object:
@@ -685,8 +776,10 @@ def _seen(here: Mapping[str, TopicInfo], there: Mapping[str, TopicInfo]) -> obje
 
 @contextmanager
 def _asking(target: str) -> Iterator[None]:
-    """Raises Waits where a target's brokers do not answer, or refuse."""
+    """Raises Waits where a target's brokers do not answer, or refuse more than some partitions."""
     try:
         yield
+    except PartitionsRefused:
+        raise
     except (BrokerUnavailable, KafkaRefused) as error:
         raise Waits(reasons.TARGET_UNREACHABLE, f"cluster {target}: {error}") from error

@@ -6,7 +6,10 @@ One task for each broker that leads something. What was read waits for the distr
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, FetchPartition, TopicInfo, TopicPartition
@@ -18,7 +21,7 @@ PARTITION_BYTES: Final = 1024 * 1024
 REQUEST_BYTES: Final = 8 * 1024 * 1024
 WAIT_MS: Final = 500
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of what was read and not given yet."""
+"""Of what was read and not taken yet."""
 
 
 class Read(NamedTuple):
@@ -26,12 +29,19 @@ class Read(NamedTuple):
 
     place: TopicPartition
     batches: list[memoryview]
+    offset: int
+    """From where it was read."""
     following: int
     """The offset to go on at."""
     epoch: int
     """Leader epoch of the last batch; -1: nothing was read."""
     end: int
     """The last stable offset."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.batches))
 
 
 class OutOfRange(Exception):
@@ -44,23 +54,27 @@ class Reads:
     def __init__(self, cluster: ClusterApi, lane: str) -> None:
         self._cluster = cluster
         self._lane = lane
-        self._waiting: asyncio.Queue[Read] = asyncio.Queue()
+        self._asked: dict[int, dict[TopicPartition, FetchPartition]] = {}
+        """By leader, what is read."""
+        self._left_out: dict[TopicPartition, tuple[int, FetchPartition]] = {}
+        self._waiting: deque[Read] = deque()
         self._waiting_bytes = 0
-        self._room = asyncio.Event()
+        self._work = asyncio.Event()
+        """There is room, or something to be read again."""
+        self._news = asyncio.Event()
 
     async def run(self, topics: Mapping[str, TopicInfo], positions: Mapping[TopicPartition, int]) -> None:
         """Read from ``positions`` on until cancelled. Raises BrokerUnavailable, OutOfRange: begin anew."""
-        by_leader: dict[int, dict[TopicPartition, FetchPartition]] = {}
         for place, position in positions.items():
             topic, partition = topics[place[0]], topics[place[0]].partitions[place[1]]
             asked = FetchPartition(topic.topic_id, place[1], position, PARTITION_BYTES, partition.leader_epoch)
-            by_leader.setdefault(partition.leader, {})[place] = asked
-        if -1 in by_leader:
-            topic_name, number = next(iter(by_leader[-1]))
+            self._asked.setdefault(partition.leader, {})[place] = asked
+        if -1 in self._asked:
+            topic_name, number = next(iter(self._asked[-1]))
             raise BrokerUnavailable(f"{topic_name}-{number} has no leader now")
         try:
             async with asyncio.TaskGroup() as group:
-                for leader, asked_of in by_leader.items():
+                for leader, asked_of in self._asked.items():
                     group.create_task(self._read(leader, asked_of), name=f"{self._lane}/broker-{leader}")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -69,18 +83,22 @@ class Reads:
         connection = await self._cluster.fetch_connection(leader, self._lane)
         places = {(each.topic_id, each.partition): place for place, each in asked.items()}
         while True:
-            while self._waiting_bytes > WAITING_BYTES_MAX:
-                self._room.clear()
-                await self._room.wait()
+            while self._waiting_bytes > WAITING_BYTES_MAX or not asked:
+                self._work.clear()
+                await self._work.wait()
+            sent = dict(asked)
             for found in await connection.fetch(
-                list(asked.values()), WAIT_MS, REQUEST_BYTES, read_committed=True, only_changes=True
+                list(sent.values()), WAIT_MS, REQUEST_BYTES, read_committed=True, only_changes=True
             ):
                 place = places[found.topic_id, found.partition]
+                if asked.get(place) is not sent.get(place):
+                    continue  # it is read from elsewhere by now, or not at all
                 if found.error_code == OFFSET_OUT_OF_RANGE:
                     raise OutOfRange(f"{place[0]}-{place[1]} does not have offset {asked[place].offset}")
                 if found.error_code:
                     raise BrokerUnavailable(f"{place[0]}-{place[1]}: error {found.error_code}")
-                batches, following, epoch = [], asked[place].offset, -1
+                offset = asked[place].offset
+                batches, following, epoch = [], offset, -1
                 aborted = AbortedTransactions(found.aborted)
                 for start, end, header in walk(found.records):
                     is_aborted = aborted.hold(header)
@@ -90,24 +108,44 @@ class Reads:
                     if not header.is_control and not is_aborted:
                         batches.append(found.records[start:end])
                 asked[place] = asked[place]._replace(offset=following)
-                self._waiting_bytes += sum(map(len, batches))
-                self._waiting.put_nowait(Read(place, batches, following, epoch, found.last_stable_offset))
+                read = Read(place, batches, offset, following, epoch, found.last_stable_offset)
+                self._waiting_bytes += read.size
+                self._waiting.append(read)
+                self._news.set()
 
-    async def take(self, bytes_max: int, wait_s: float) -> list[Read]:
-        """What was read, up to about so many bytes; empty: nothing was for so long."""
-        try:
-            async with asyncio.timeout(wait_s):
-                taken = [await self._waiting.get()]
-        except TimeoutError:
-            return []
-        size = _size(taken[0])
-        while size < bytes_max and not self._waiting.empty():
-            taken.append(self._waiting.get_nowait())
-            size += _size(taken[-1])
+    def leave_out(self, place: TopicPartition) -> None:
+        """Read a partition no more, for now."""
+        for leader, asked in self._asked.items():
+            if place in asked:
+                self._left_out[place] = leader, asked.pop(place)
+
+    def go_back(self, place: TopicPartition, offset: int) -> None:
+        """Read a partition from an offset on, also one that was left out. What was read of it and waits is no use."""
+        self.leave_out(place)
+        leader, asked = self._left_out.pop(place)
+        self._asked[leader][place] = asked._replace(offset=offset)
+        self._work.set()
+
+    async def wait(self, until: float = math.inf) -> None:
+        """Until something was read, by the loop's clock until then at most, or until :meth:`wake`."""
+        if not self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if until == math.inf else until):
+                    await self._news.wait()
+        self._news.clear()
+
+    def wake(self) -> None:
+        """Have who waits go on."""
+        self._news.set()
+
+    def take(self, bytes_max: int) -> list[Read]:
+        """What was read, up to about so many bytes."""
+        taken: list[Read] = []
+        size = 0
+        while size < bytes_max and self._waiting:
+            taken.append(self._waiting.popleft())
+            size += taken[-1].size
         self._waiting_bytes -= size
-        self._room.set()
+        if size:
+            self._work.set()
         return taken
-
-
-def _size(read: Read) -> int:
-    return sum(map(len, read.batches))

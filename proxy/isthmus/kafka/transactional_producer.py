@@ -1,28 +1,37 @@
 """Appends whole batches and commits a group's offsets in one transaction, one transaction at a time.
 
     begin      InitProducerId: whoever had the transactional id is fenced, and what it left open aborted
-    commit     AddPartitionsToTxn, AddOffsetsToTxn  |  Produce to each leader, TxnOffsetCommit  |  EndTxn
-               \\______ to the coordinator, together ___/  \\____________ together ____________/
+    open       AddPartitionsToTxn, AddOffsetsToTxn     to the coordinator, together
+    commit     what of these lacks  |  Produce to each leader, TxnOffsetCommit, together  |  EndTxn
 
-So a transaction takes three round trips. All but Produce is asked again where brokers move. After an error its fate is
+So a transaction takes three round trips, and whoever opens it knows what it has a third of them later. All but Produce
+is asked again where brokers move. Where brokers refuse partitions, it is aborted. After another error its fate is
 not known: whoever goes on begins again, which aborts what is open, and reads what was committed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from isthmus.errors import KafkaError, OurBug, PeerFault
 from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus.kafka.client import ClusterClient
 from isthmus.kafka.results import ProducerIdentity, TopicPartition
-from isthmus_plugins.cluster import CommittedOffset, ProducerFenced
+from isthmus_plugins.cluster import (
+    NOT_APPENDED,
+    CommittedOffset,
+    KafkaRefused,
+    PartitionsRefused,
+    ProducerFenced,
+    Refusal,
+)
 from isthmus_protocol.error_codes import (
     CONCURRENT_TRANSACTIONS,
     INVALID_PRODUCER_EPOCH,
     NETWORK_EXCEPTION,
+    OPERATION_NOT_ATTEMPTED,
     PRODUCER_FENCED,
 )
 from isthmus_protocol.record_requests import one_batch_each
@@ -59,6 +68,8 @@ class TransactionalProducer:
         self._producer: ProducerIdentity | None = None
         """None: what was begun is in doubt, or nothing was."""
         self._sequences: dict[TopicPartition, int] = {}
+        self._opened: set[TopicPartition | str] = set()
+        """Partitions and groups of the transaction that is open."""
         self._coordinators: dict[str | None, int] = {}
         """Brokers: of groups by their ids, and of the transactional id (None)."""
 
@@ -66,7 +77,14 @@ class TransactionalProducer:
         """Fence whoever had the id before. What that left open is aborted when this returns."""
         self._producer = None
         self._sequences.clear()
+        self._opened.clear()
         self._producer = await self._client.init_producer_id(self._id, transaction_timeout_ms=TIMEOUT_MS)
+
+    async def open(self, places: Collection[tuple[str, int]], group: str) -> None:
+        """Have the transaction that :meth:`commit` ends begin, with these partitions. Raises what that does."""
+        producer = self._taken()
+        await self._or_aborted(producer, self._open(producer, [TopicPartition(*place) for place in places], group))
+        self._producer = producer
 
     async def commit(
         self,
@@ -76,43 +94,85 @@ class TransactionalProducer:
     ) -> dict[tuple[str, int], int]:
         """Append batches of no producer, in their order, and commit offsets, all or nothing; where logs go on then.
 
-        Raises ProducerFenced: another one has begun with the id. After any error :meth:`begin` again.
+        Raises PartitionsRefused: it was aborted, another one may follow; ProducerFenced: another one has begun with the
+        id. After that and any other error :meth:`begin` again.
         """
-        producer, self._producer = self._producer, None
-        if producer is None:
-            raise OurBug(f"{self._id}: begin first")
+        producer = self._taken()
         places = {TopicPartition(*place): each for place, each in batches.items() if each}
-        await _both(
-            self._add_partitions(producer, places),
-            self._added(producer, ApiKey.ADD_OFFSETS_TO_TXN, {"group_id": group}),
-        )
         ends: dict[tuple[str, int], int] = {}
-        await _both(self._produce(producer, places, ends), self._commit_offsets(producer, group, offsets))
-        await self._added(producer, ApiKey.END_TXN, {"committed": True})
+        await self._or_aborted(producer, self._fill(producer, places, group, offsets, ends))
+        await self._end(producer, committed=True)
         self._producer = producer
         return ends
 
-    async def _add_partitions(self, producer: ProducerIdentity, places: Mapping[TopicPartition, object]) -> None:
+    def _taken(self) -> ProducerIdentity:
+        """The producer, which nobody has until it is known that it may go on."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            raise OurBug(f"{self._id}: begin first")
+        return producer
+
+    async def _or_aborted(self, producer: ProducerIdentity, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except PartitionsRefused as refused:
+            await self._end(producer, committed=False)
+            await self._client.refresh({topic for topic, _ in refused.refused})  # leaders may be others
+            self._producer = producer
+            raise
+
+    async def _end(self, producer: ProducerIdentity, *, committed: bool) -> None:
+        await self._added(producer, ApiKey.END_TXN, {"committed": committed})
+        self._opened.clear()
+
+    async def _open(self, producer: ProducerIdentity, places: Collection[TopicPartition], group: str) -> None:
+        """Add what the transaction does not have yet."""
+        added: set[TopicPartition | str] = {*places, group}
+        asked = []
+        if new := [place for place in places if place not in self._opened]:
+            asked.append(self._add_partitions(producer, new))
+        if group not in self._opened:
+            asked.append(self._added(producer, ApiKey.ADD_OFFSETS_TO_TXN, {"group_id": group}))
+        await _all(*asked)
+        self._opened |= added
+
+    async def _fill(
+        self,
+        producer: ProducerIdentity,
+        places: Mapping[TopicPartition, Sequence[bytes]],
+        group: str,
+        offsets: Mapping[tuple[str, int], CommittedOffset],
+        ends: dict[tuple[str, int], int],
+    ) -> None:
+        await self._open(producer, places, group)
+        await _all(self._produce(producer, places, ends), self._commit_offsets(producer, group, offsets))
+
+    async def _add_partitions(self, producer: ProducerIdentity, places: Collection[TopicPartition]) -> None:
         topics: dict[str, list[int]] = {}
         for place in places:
             topics.setdefault(place.topic, []).append(place.partition)
-        if not topics:
-            return
         values = {
             "v3_and_below_transactional_id": self._id,
             "v3_and_below_producer_id": producer.producer_id,
             "v3_and_below_producer_epoch": producer.producer_epoch,
             "v3_and_below_topics": [{"name": name, "partitions": indexes} for name, indexes in topics.items()],
         }
+        refused: dict[tuple[str, int], Refusal] = {}
 
         def codes(answer: Any) -> list[int]:
-            return [
-                result.partition_error_code
+            found = {
+                (topic.name, result.partition_index): result.partition_error_code
                 for topic in answer.results_by_topic_v3_and_below
                 for result in topic.results_by_partition
-            ]
+            }
+            refused.clear()
+            refused.update({place: _refusal(code) for place, code in found.items() if code in NOT_APPENDED})
+            told = {*NOT_APPENDED, OPERATION_NOT_ATTEMPTED} if refused else set()
+            return [code for code in found.values() if code not in told]
 
         await self._ask(ApiKey.ADD_PARTITIONS_TO_TXN, values, codes)
+        if refused:
+            raise PartitionsRefused(refused)
 
     async def _added(self, producer: ProducerIdentity, api_key: ApiKey, more: Mapping[str, Any]) -> None:
         values = {"transactional_id": self._id, **producer._asdict(), **more}
@@ -181,24 +241,34 @@ class TransactionalProducer:
             request: dict[TopicPartition, bytes] = {}
             records: dict[TopicPartition, int] = {}
             for place, batch in batches.items():
-                sequence = self._sequences.get(place, 0)
                 records[place] = read_header(batch).last_offset_delta + 1
                 request[place] = in_transaction(
                     batch,
                     producer_id=producer.producer_id,
                     producer_epoch=producer.producer_epoch,
-                    base_sequence=sequence,
+                    base_sequence=self._sequences.get(place, 0),
                 )
-                self._sequences[place] = add_sequence(sequence, records[place])
             results = await self._client.produce_raw(request, transactional_id=self._id, lane=self._lane)
+            refused: dict[tuple[str, int], Refusal] = {}
+            failed: list[KafkaError] = []
             for place, result in results.items():
                 error = result.error
-                if error is not None:
+                if error is None:
+                    ends[place] = result.base_offset + records[place]
+                    self._sequences[place] = add_sequence(self._sequences.get(place, 0), records[place])
+                elif error.code in NOT_APPENDED:
+                    refused[place] = _refusal(error.code, error.message, records[place], len(request[place]))
+                else:
                     self._check([error.code] if error.code in _FENCED else [], "Produce")
-                    raise KafkaError(error.code, f"{place.topic}-{place.partition}: {error.message or error.name}")
-                ends[place] = result.base_offset + records[place]
+                    failed.append(
+                        KafkaError(error.code, f"{place.topic}-{place.partition}: {error.message or error.name}")
+                    )
+            if failed:
+                raise failed[0]
             if len(results) < len(request):
                 raise KafkaError(NETWORK_EXCEPTION, "a broker answers Produce without some partitions")
+            if refused:
+                raise PartitionsRefused(refused)
 
     async def _commit_offsets(
         self, producer: ProducerIdentity, group: str, offsets: Mapping[tuple[str, int], CommittedOffset]
@@ -235,9 +305,17 @@ class TransactionalProducer:
         await self._ask(ApiKey.TXN_OFFSET_COMMIT, values, codes, group)
 
 
-async def _both(first: Awaitable[None], second: Awaitable[None]) -> None:
-    """Both, whatever becomes of one of them. Raises the first error, that somebody has taken over before others."""
-    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+def _refusal(code: int, message: str | None = None, records: int = 0, size: int = 0) -> Refusal:
+    error = KafkaError(code, message)
+    return Refusal(KafkaRefused(error.code, error.name, error.message or ""), records, size)
+
+
+async def _all(*asked: Awaitable[None]) -> None:
+    """All, whatever becomes of some of them. Raises the first error: that somebody has taken over before others, and
+    last that partitions were refused, after which one may go on."""
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
     errors = [each for each in outcomes if isinstance(each, BaseException)]
-    for error in sorted(errors, key=lambda each: not isinstance(each, ProducerFenced)):
+    for error in sorted(
+        errors, key=lambda each: (isinstance(each, PartitionsRefused), not isinstance(each, ProducerFenced))
+    ):
         raise error

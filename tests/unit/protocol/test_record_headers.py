@@ -154,6 +154,30 @@ def test_batches_are_joined(parts: list[tuple[list[Record], Compression]], paylo
 
 
 @settings(deadline=None)
+@given(st.lists(st.tuples(named_lists(), st.sampled_from(list(Compression))), max_size=3), st.sampled_from([50, 200]))
+def test_what_is_behind_a_batch_can_be_made_again(
+    parts: list[tuple[list[Record], Compression]], payload_max: int
+) -> None:
+    """From the offset on at which the next one begins."""
+    batches: list[bytes] = []
+    following = 0
+    for records, compression in parts:
+        moved = [record._replace(offset=record.offset - records[0].offset + following) for record in records]
+        following = moved[-1].offset + 1
+        batches.append(encode_batch(moved, PLAIN, compression=compression))
+
+    def made_from(offset: int) -> tuple[list[int], list[bytes]]:
+        rewriter = HeaderRewriter(NAME.encode(), payload_max)
+        for batch in batches:
+            rewriter.add(batch, change, offset)
+        return rewriter.begins, rewriter.batches()
+
+    begins, made = made_from(0)
+    assert len(begins) == max(len(made) - 1, 0)
+    assert all(read(made_from(offset)[1]) == read(made[number:]) for number, offset in enumerate(begins, 1))
+
+
+@settings(deadline=None)
 @given(named_lists(), st.data())
 def test_damaged_batches_are_refused_or_read_as_they_decode(records: list[Record], data: st.DataObject) -> None:
     batch = encode_batch(records, PLAIN)

@@ -1,0 +1,304 @@
+"""Distributors over clusters in memory that lose requests and answers, killed and taken over at any time.
+
+Every message gets to every cluster, in the order of its partition; once, where distributors produce in transactions, or
+nothing went wrong. A partition that a target takes nothing of for a while keeps no other one waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeContext, FakeControl, run_simulated
+from support.fake_transactions import TransactingCluster
+from support.seeds import seeds
+
+from isthmus_control.model import DistributionTree
+from isthmus_plugins.distribution.document import TreeDocument, read_document
+from isthmus_plugins.distributor import distributor as distributor_module
+from isthmus_plugins.distributor.distributor import Distributor
+from isthmus_plugins.distributor.reasons import TARGET_REFUSES_RECORDS
+
+SEEDS = 20
+TOPIC = "t-1"
+LARGE = 2_000
+LIMIT = 1_500
+
+
+class Grove:
+    """Three clusters, or two, with all their distributors."""
+
+    def __init__(self, seed: int, exactly_once: bool | None = None) -> None:
+        """``exactly_once``: two clusters, and nothing goes wrong by itself."""
+        self.random = random.Random(f"distributors {seed}")
+        names = ["a", "b", "c"][: self.random.choice((2, 3))]
+        self.exactly_once = self.random.random() < 0.6
+        self.kills = self.random.random() < 0.7
+        self.refuses = self.random.random() < 0.5
+        if exactly_once is not None:
+            names, self.exactly_once, self.kills, self.refuses = ["a", "b"], exactly_once, False, False
+        self.document = _document(["a", ["b", "c"]] if len(names) == 3 else ["a", "b"], self.exactly_once)
+        self.clusters = {name: TransactingCluster(f"id-{name}", self.random, (1, 2)) for name in names}
+        self.partitions = dict.fromkeys(names, 2)
+        if exactly_once is None and self.random.random() < 0.3:
+            self.partitions[self.random.choice(names)] = 3
+        self.contexts: dict[asyncio.Task[None], Any] = {}
+        for name, cluster in self.clusters.items():
+            cluster.enforces_limits = True
+            cluster.add_topic(TOPIC, self.partitions[name])
+            cluster.trouble = 0.05 if self.kills else 0.0
+        self.running: dict[tuple[str, int], list[asyncio.Task[None]]] = {}
+        self.distributors: dict[tuple[str, int], Distributor] = {}
+        self.made: dict[tuple[str, int], list[bytes]] = {}
+        """By cluster and partition, what was produced and is not aborted, in its order."""
+        self.transactions = 0
+
+    def _context(self, name: str) -> Any:
+        context: Any = FakeContext(self.clusters[name], FakeControl(f"id-{name}", self.random))
+
+        async def other_cluster(other: str, bootstrap: object) -> TransactingCluster:
+            await asyncio.sleep(self.random.uniform(0.001, 0.01))
+            return self.clusters[other]
+
+        context.other_cluster = other_cluster
+        return context
+
+    def start(self, name: str, level: int) -> None:
+        levels = tuple(above.level for above in self.document.tree.above(name))
+        tree = DistributionTree(1, name, ("t-",), levels, "")
+        context = self._context(name)
+        distributor = Distributor(context, self.document, name, level, lambda: tree)
+        self.distributors[name, level] = distributor
+        task = asyncio.get_running_loop().create_task(distributor.run(), name=f"{name} {level}")
+        self.contexts[task] = context
+        self.running.setdefault((name, level), []).append(task)
+
+    async def stop(self, tasks: list[asyncio.Task[None]], killed: bool = False) -> None:
+        for task in tasks:
+            if killed:
+                self.contexts[task].lease_deadline = float("-inf")  # nothing more is written
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(outcome, asyncio.CancelledError), outcome
+        tasks.clear()
+
+    def produce(self) -> None:
+        name = self.random.choice(list(self.clusters))
+        partition = self.random.randrange(self.partitions[name])
+        made = self.made.setdefault((name, partition), [])
+        count = self.random.randint(1, 3)
+        key = f"{name}-{partition}".encode()  # of one key: they remain in one partition everywhere
+        values = [b"%s %d %d" % (name.encode(), partition, len(made) + number) for number in range(count)]
+        log = self.clusters[name].partition(TOPIC, partition)
+        if self.random.random() < 0.1:
+            self.transactions += 1
+            committed = self.random.random() < 0.5
+            log.transact(50_000 + self.transactions, values, committed)
+            if not committed:
+                return
+        else:
+            if self.refuses and self.random.random() < 0.1:
+                values[-1] += b" " + b"x" * LARGE
+            log.write_values(*values, keys=[key] * count)
+        made += values
+
+    async def live(self) -> None:
+        """Messages come, and distributors go."""
+        for _ in range(60):
+            await asyncio.sleep(self.random.choice((0.001, 0.01, 0.1, 0.5)))
+            for _ in range(self.random.randint(0, 4)):
+                self.produce()
+            place = self.random.choice(list(self.running))
+            chance = self.random.random()
+            if self.kills and chance < 0.1:
+                await self.stop(self.running[place], killed=self.random.random() < 0.7)
+                self.start(*place)
+            elif self.kills and chance < 0.15 and len(self.running[place]) == 1:
+                self.start(*place)  # another proxy takes it over, and the first one does not know yet
+            elif self.refuses and chance > 0.9:
+                self.set_limits(self.random.random() < 0.5)
+
+    def set_limits(self, limited: bool) -> None:
+        for cluster in self.clusters.values():
+            cluster.found[TOPIC].configs = {"max.message.bytes": str(LIMIT)} if limited else {}
+
+    async def end(self) -> None:
+        """Everything works again, until everything is everywhere."""
+        self.set_limits(False)
+        for cluster in self.clusters.values():
+            cluster.trouble = 0.0
+            for log in cluster.found[TOPIC].partitions:
+                log.lag = 0
+        for place, tasks in self.running.items():
+            if len(tasks) > 1:
+                await self.stop(tasks)
+                self.start(*place)
+        wanted = {value for made in self.made.values() for value in made}
+        async with asyncio.timeout(200):
+            await _until(lambda: not any(wanted - {*chain(*self.read(name))} for name in self.clusters))
+        async with asyncio.timeout(200):
+            await _until(self.is_settled)
+        for tasks in self.running.values():
+            await self.stop(tasks)
+
+    def is_settled(self) -> bool:
+        for (name, _), distributor in self.distributors.items():
+            for (topic, partition), course in distributor.courses.items():
+                if course.settled < self.clusters[name].partition(topic, partition).end:
+                    return False
+        return True
+
+    def read(self, name: str) -> list[list[bytes]]:
+        return [
+            [record.value or b"" for record in self.clusters[name].partition(TOPIC, partition).records(True).values()]
+            for partition in range(self.partitions[name])
+        ]
+
+    def check(self) -> None:
+        for name in self.clusters:
+            found = self.read(name)
+            counted = Counter(value for log in found for value in log)
+            assert counted.keys() == {value for made in self.made.values() for value in made}
+            if self.exactly_once or not (self.kills or self.refuses):
+                assert counted.total() == len(counted), (name, counted.most_common(3))
+            if len({*self.partitions.values()}) > 1:
+                continue
+            last: dict[bytes, int] = {}
+            for value in chain(*(dict.fromkeys(log) for log in found)):
+                origin, partition, number = value.split()[:3]
+                assert int(number) > last.get(origin + partition, -1), (name, value)
+                last[origin + partition] = int(number)
+
+
+async def _until(holds: Callable[[], bool], interval_s: float = 0.5) -> None:
+    while not holds():  # noqa: ASYNC110 - a simulated clock
+        await asyncio.sleep(interval_s)
+
+
+def _document(tree: Any, exactly_once: bool) -> TreeDocument:
+    clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in "abc"}
+    names = "abc" if len(tree[1]) > 1 else "ab"
+    clusters = {name: clusters[name] for name in names}
+    return read_document(
+        json.dumps({"version": 1, "topics": ["t-"], "clusters": clusters, "tree": tree, "exactly_once": exactly_once})
+    )
+
+
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+def test_every_message_gets_to_every_cluster(seed: int) -> None:
+    grove = Grove(seed)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        await grove.live()
+        await grove.end()
+        grove.check()
+
+    run_simulated(test())
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_what_the_target_refuses_of_a_partition_keeps_no_other_one_waiting(exactly_once: bool) -> None:
+    """A message that is too large for the target waits with what is behind it, and nothing that is before."""
+    grove = Grove(0, exactly_once)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    b.found[TOPIC].configs = {"max.message.bytes": str(LIMIT)}
+    refused, other = a.partition(TOPIC, 0), a.partition(TOPIC, 1)
+    large = b"large" + b"x" * LARGE
+
+    async def test() -> None:
+        refused.write_values(*(b"before %d" % number for number in range(50)), large, b"behind")
+        other.write_values(b"other")
+        grove.start("a", 4)
+        grove.start("b", 4)
+        distributor = grove.distributors["a", 4]
+        before = [b"before %d" % number for number in range(50)]
+        async with asyncio.timeout(20):
+            await _until(lambda: [{*log} for log in grove.read("b")] == [{*before}, {b"other"}])
+            await _until(lambda: distributor.positions.get((TOPIC, 0)) == 50 and (TOPIC, 0) in distributor.left_out)
+        assert distributor.waits is None
+        reason = distributor.left_out[TOPIC, 0]
+        assert reason.code == TARGET_REFUSES_RECORDS
+        assert "from offset 50 on" in reason.message
+        assert "MESSAGE_TOO_LARGE" in reason.message
+        for number in range(20):
+            other.write_values(b"other %d" % number)
+            async with asyncio.timeout(0.25):
+                await _until(lambda: grove.read("b")[1][-1] == b"other %d" % number, 0.001)  # noqa: B023 - awaited here
+            await asyncio.sleep(0.5)
+        # What was refused is not given again and again, and what was before it not at all.
+        if exactly_once:
+            assert grove.read("b")[0] == before
+        else:
+            assert Counter(grove.read("b")[0]).most_common(1)[0][1] <= 2
+        b.found[TOPIC].configs = {}
+        async with asyncio.timeout(60):
+            await _until(lambda: grove.read("b")[0][-1] == b"behind")
+        assert [*dict.fromkeys(grove.read("b")[0])] == [*before, large, b"behind"]
+        assert (TOPIC, 0) not in distributor.left_out
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_partition_that_may_not_be_in_a_transaction_keeps_no_other_one_waiting() -> None:
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    b.refuses[TOPIC, 0] = (29, "TOPIC_AUTHORIZATION_FAILED")
+
+    async def test() -> None:
+        for partition in range(2):
+            a.partition(TOPIC, partition).write_values(b"%d" % partition)
+        grove.start("a", 4)
+        grove.start("b", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.read("b") == [[], [b"1"]])
+        assert grove.distributors["a", 4].left_out[TOPIC, 0].code == TARGET_REFUSES_RECORDS
+        b.refuses.clear()
+        async with asyncio.timeout(60):
+            await _until(lambda: grove.read("b") == [[b"0"], [b"1"]])
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_position_that_is_committed_again_keeps_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where this cluster has not kept since how far it was read: else what was given would seem to be lost."""
+    monkeypatch.setattr(distributor_module, "KEPT_AGAIN_S", 3.0)
+    grove = Grove(0, True)
+    log = grove.clusters["a"].partition(TOPIC)
+    place = "a", 4
+
+    async def test() -> None:
+        log.write_values(b"0", b"1")
+        grove.start(*place)
+        grove.start("b", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.read("b")[0] == [b"0", b"1"])
+        await asyncio.sleep(3)  # settled, and kept
+        log.move(log.leader)
+        await asyncio.sleep(2)  # it reads on in the new epoch
+        log.write_values(b"2", b"3")
+        async with asyncio.timeout(20):
+            await _until(lambda: len(grove.read("b")[0]) == 4, 0.001)
+        await grove.stop(grove.running[place], killed=True)
+        for seconds in (8, 3):
+            grove.start(*place)
+            await asyncio.sleep(seconds)
+            assert grove.distributors[place].positions[TOPIC, 0] == log.end
+            assert not grove.distributors[place].told
+            await grove.stop(grove.running[place], killed=True)
+        assert grove.read("b")[0] == [b"0", b"1", b"2", b"3"]
+        await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
