@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 
 PARTITIONS_SHOWN: Final = 20
+STANDS_STILL: Final = ("TARGET_REFUSES_RECORDS", "MALFORMED_BATCH")
 
 
 @app.command(
@@ -148,13 +149,14 @@ def show_tree(
     show(found, output, lambda each: _shown(each, everything))
     offsets = found["offsets"]
     waits = (offsets is not None and offsets["reason"] is not None) or any(
-        each["state"] == "Waiting" or any(map(_is_left_out, each["partitions"])) for each in found["distributors"]
+        each["state"] == "Waiting" or any(map(_waits, each["partitions"])) for each in found["distributors"]
     )
     raise typer.Exit(Exit.FAILED if waits else Exit.OK)
 
 
-def _is_left_out(partition: dict[str, Any]) -> bool:
-    return partition["position"] is None
+def _waits(partition: dict[str, Any]) -> bool:
+    """Whether it is left out, or stands still at a message; other reasons say what of it stays here."""
+    return partition["position"] is None or partition["reason_code"] in STANDS_STILL
 
 
 def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
