@@ -29,6 +29,7 @@ from isthmus_plugins.distribution.kept import KeptCourse, courses_group
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_plugins.distribution.tree import Node, Subtree, Tree
 from isthmus_plugins.distributor.followed import TimedLog
+from isthmus_plugins.distributor.later import Found
 from isthmus_plugins.distributor.offset_committer import EARLIEST, OffsetCommitter
 from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
 from isthmus_protocol.error_codes import UNKNOWN_MEMBER_ID
@@ -87,7 +88,7 @@ class Cluster:
     def begin(self) -> None:
         """A proxy that has just taken over."""
         document = TreeDocument(self.world.tree, ("t",), {}, {}, groups=("",), margin_ms=MARGIN_MS)
-        context: Any = SimpleNamespace(cluster=self, clock=self.clock)
+        context: Any = SimpleNamespace(cluster=self, clock=self.clock, lease_deadline=float("inf"))
         self.read_times = 0
         self.followed_commits: Any = FollowedCommits(self)
         self.followed_times: Any = SimpleNamespace(latest={}, loaded=True)
@@ -118,9 +119,9 @@ class Cluster:
         later = (offset for offset in range(self.start, len(self.log)) if self.log[offset].timestamp >= time)
         return {place: (next(later, -1), 0)}
 
-    async def first_later(self, place: TopicPartition, topic_id: bytes, time: int, offset: int) -> int:
+    async def first_later(self, place: TopicPartition, one: TimedLog, time: int, offset: int) -> Found:
         """There are no markers of transactions."""
-        return offset
+        return Found(offset)
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], retention_ms: int
@@ -222,7 +223,7 @@ class FollowedTimestamps:
         self.read_from(PLACE, position)
 
     def read_from(self, place: TopicPartition, offset: int) -> None:
-        one = self.logs[place] = TimedLog(TOPIC_ID, self._cluster.start, max(offset, self._cluster.start))
+        one = self.logs[place] = TimedLog(TOPIC_ID, 0, self._cluster.start, max(offset, self._cluster.start))
         if self._cluster.log:
             one.least.last = max(each.timestamp for each in self._cluster.log)
 

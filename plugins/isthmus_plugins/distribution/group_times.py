@@ -41,7 +41,7 @@ class GroupTime(NamedTuple):
     """Of the record; 0: it is this cluster's own."""
 
     def value(self) -> bytes:
-        said = {name: getattr(self, name) for name in ("time", "committed_ms", "origin", "metadata")}
+        said = {name: getattr(self, name) for name in self._fields[:4]}
         return json.dumps(said, separators=(",", ":")).encode()
 
     @classmethod
@@ -49,14 +49,11 @@ class GroupTime(NamedTuple):
         """Raises MalformedTime."""
         try:
             found = json.loads(value)
-            return cls(
-                int(found["time"]),
-                int(found["committed_ms"]),
-                str(found["origin"]),
-                str(found["metadata"]),
-                flags,
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            time, committed_ms, origin, metadata = (found[name] for name in cls._fields[:4])
+            if not (is_ms(time) and is_ms(committed_ms) and isinstance(origin, str) and isinstance(metadata, str)):
+                raise ValueError
+            return cls(time, committed_ms, origin, metadata, flags)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise MalformedTime(f"{value[:100]!r} is no time of a group") from error
 
     def marked(self) -> str:
@@ -65,6 +62,11 @@ class GroupTime(NamedTuple):
 
 
 def unmarked(metadata: str) -> tuple[int, str]:
+def is_ms(value: object) -> bool:
+    """Whether it is a time that brokers can be asked for, and so can the next one."""
+    return type(value) is int and -(2**63) <= value < 2**63 - 1
+
+
     """The copy flags of a commit, and the application's own metadata; 0: it is the group's commit itself."""
     found = _MARKED.match(metadata)
     return (int(found[1], 16), metadata[found.end() :]) if found is not None else (0, metadata)

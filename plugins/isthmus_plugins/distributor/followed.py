@@ -43,7 +43,7 @@ class Commits(Following[CommitsLog]):
         self.follows = wanted
 
     async def topics(self) -> Mapping[str, TopicInfo]:
-        return await self._cluster.topics_named([OFFSETS_TOPIC])
+        return await self.only(OFFSETS_TOPIC)
 
     async def begin(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, CommitsLog]:
         starts = await self.log_starts(topics)
@@ -86,10 +86,7 @@ class Times(Following[Log]):
         self.latest: dict[OffsetKey, GroupTime] = {}
 
     async def topics(self) -> Mapping[str, TopicInfo]:
-        topics = await self._cluster.topics_named([TIMES_TOPIC])
-        if not topics:
-            raise BrokerUnavailable(f"there is no topic {TIMES_TOPIC} now")
-        return topics
+        return await self.only(TIMES_TOPIC)
 
     async def begin(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, Log]:
         self.latest = {}
@@ -111,7 +108,7 @@ class Times(Following[Log]):
 class TimedLog(Log):
     """A partition that is distributed."""
 
-    def __init__(self, topic_id: bytes, start: int, position: int) -> None:
+    def __init__(self, topic_id: bytes, leader_epoch: int, start: int, position: int) -> None:
         super().__init__(start, position)
         self.topic_id = topic_id
         self.least = LeastTimestamps()
@@ -120,6 +117,7 @@ class TimedLog(Log):
 
     def covers(self, offset: int) -> bool:
         """Whether all from an offset on was read, but for what is deleted."""
+        self.leader_epoch = leader_epoch
         return self.begun <= max(offset, self.start)
 
 
@@ -148,7 +146,9 @@ class Timestamps(Following[TimedLog]):
         for place, start in starts.items():
             if place not in latest:
                 raise BrokerUnavailable(f"{place[0]}-{place[1]} does not say its latest time")
-            one = logs[place] = TimedLog(topics[place[0]].topic_id, start, max(needed.get(place, start), start))
+            topic = topics[place[0]]
+            position, epoch = max(needed.get(place, start), start), topic.partitions[place[1]].leader_epoch
+            one = logs[place] = TimedLog(topic.topic_id, epoch, start, position)
             if latest[place][0] >= 0:
                 one.least.last = latest[place][1]  # in case that nothing comes to be read
         return logs
@@ -167,5 +167,5 @@ class Timestamps(Following[TimedLog]):
     def read_from(self, place: TopicPartition, offset: int) -> None:
         """Read a log again, from an earlier offset on: somebody needs to know."""
         before = self.logs[place]
-        one = self.logs[place] = TimedLog(before.topic_id, before.start, max(offset, before.start))
-        one.end, one.least.last = before.end, before.least.last
+        one = self.logs[place] = TimedLog(before.topic_id, before.leader_epoch, before.start, max(offset, before.start))
+        one.end, one.until, one.least.last = before.end, before.until, before.least.last

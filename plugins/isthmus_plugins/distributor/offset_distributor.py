@@ -192,8 +192,8 @@ class OffsetDistributor:
             await self._transactions.commit(
                 {(TIMES_TOPIC, 0): batches} if batches and not first else {}, REACHED_GROUP, offsets
             )
-            self._kept |= {place: kept[place] for place in some}
-            self._kept_at |= dict.fromkeys(some, self._clock.monotonic())
+            self._kept |= {place: kept[place] for place in offsets}
+            self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
         self.sent += len(records)
         for key, said in records.items():
             if said is None:
@@ -282,7 +282,9 @@ class OffsetDistributor:
         found = await self._cluster.committed_offsets(groups)
         settled: dict[tuple[int, str, int, str], int] = {}
         for group, level in groups.items():
-            for place, committed in found.get(group, {}).items():
+            for place, committed in found[group].items():
+        if missing := groups.keys() - found.keys():
+            raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
                 try:
                     kept = KeptCourse.of(committed.metadata)
                 except PositionError:
