@@ -6,8 +6,9 @@ distributors pass on like any other, with copy flags in a header:
     key     group|topic|partition
     value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own}
 
-The topic's last record of a key counts. Nobody reaches headers of the offsets topic: a commit that was set by such a
-record has its flags in the metadata, before the application's own, and so nobody takes it for a commit of the group's.
+Of a key's records the last one of that cluster counts at which the group has committed last (:func:`counts`): those of
+several clusters come in any order. Nobody reaches headers of the offsets topic: a commit that was set by such a record
+has its flags in the metadata, before the application's own, and so nobody takes it for a commit of the group's.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ class GroupTime(NamedTuple):
         return f"{MARK}{self.flags:016x};{self.metadata}"
 
 
-def unmarked(metadata: str) -> tuple[int, str]:
 def is_ms(value: object) -> bool:
     """Whether it is a time that brokers can be asked for, and so can the next one."""
     return type(value) is int and -(2**63) <= value < 2**63 - 1
 
 
+def unmarked(metadata: str) -> tuple[int, str]:
     """The copy flags of a commit, and the application's own metadata; 0: it is the group's commit itself."""
     found = _MARKED.match(metadata)
     return (int(found[1], 16), metadata[found.end() :]) if found is not None else (0, metadata)
@@ -83,6 +84,15 @@ def read_key(key: bytes | None) -> OffsetKey:
         return OffsetKey(group, topic, int(partition))
     except ValueError as error:
         raise MalformedTime(f"{key!r} is not group|topic|partition") from error
+
+
+def counts(said: GroupTime, known: GroupTime | None) -> bool:
+    """Whether what a cluster says counts from now on. ``known``: what counts so far; None: nothing does.
+
+    What it had said before is gone. Of what another one said, that of the group's later commit counts: what comes after
+    it was said before, when less was known.
+    """
+    return known is None or said.origin == known.origin or said.committed_ms > known.committed_ms
 
 
 def was_last_here(committed_ms: int, known: GroupTime | None) -> bool:

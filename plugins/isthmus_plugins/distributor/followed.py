@@ -9,7 +9,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.copy_flags import FlagsError, read_flags
-from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, read_key, unmarked
+from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, counts, read_key, unmarked
 from isthmus_plugins.distribution.kept import TIMES_TOPIC
 from isthmus_plugins.distribution.times import LeastTimestamps
 from isthmus_plugins.distributor.following import Following, Log
@@ -84,6 +84,7 @@ class Times(Following[Log]):
         super().__init__(context, "tree-times")
         self._header = header
         self.latest: dict[OffsetKey, GroupTime] = {}
+        """What counts."""
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         return await self.only(TIMES_TOPIC)
@@ -97,12 +98,17 @@ class Times(Following[Log]):
             try:
                 key = read_key(record.key)
                 flags = [value for name, value in record.headers if name == self._header]
-                if record.value is None:
-                    self.latest.pop(key, None)
-                else:
-                    self.latest[key] = GroupTime.of(record.value, read_flags(flags[0]) if flags else 0)
+                all_flags = read_flags(flags[0]) if flags else 0
+                self.hear(key, None if record.value is None else GroupTime.of(record.value, all_flags))
             except (MalformedTime, FlagsError) as error:
                 log.warning("group's time not understood", extra={"offset": record.offset, "error": str(error)})
+
+    def hear(self, key: OffsetKey, said: GroupTime | None) -> None:
+        """What a record of the topic says; None: the group has committed nothing any more."""
+        if said is None:
+            self.latest.pop(key, None)
+        elif counts(said, self.latest.get(key)):
+            self.latest[key] = said
 
 
 class TimedLog(Log):
@@ -111,13 +117,13 @@ class TimedLog(Log):
     def __init__(self, topic_id: bytes, leader_epoch: int, start: int, position: int) -> None:
         super().__init__(start, position)
         self.topic_id = topic_id
+        self.leader_epoch = leader_epoch
         self.least = LeastTimestamps()
         self.is_append_time = False
         """Whether brokers have put times of their own in the place of messages': copies elsewhere have others."""
 
     def covers(self, offset: int) -> bool:
         """Whether all from an offset on was read, but for what is deleted."""
-        self.leader_epoch = leader_epoch
         return self.begun <= max(offset, self.start)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from isthmus_plugins.distribution.group_times import (
     GroupTime,
     MalformedTime,
+    counts,
     is_news,
     key_of,
     read_key,
@@ -79,6 +80,14 @@ def test_the_last_commit_anywhere_counts() -> None:
     assert was_last_here(1, None)
     assert was_last_here(1, own)
     assert [was_last_here(committed_ms, others) for committed_ms in (99, 100, 101)] == [False, False, True]
+
+
+def test_of_two_clusters_the_one_counts_at_which_the_group_committed_later() -> None:
+    known = GroupTime(5, 100, "c1", "", 4)
+    assert counts(known, None)
+    assert counts(known._replace(time=1, committed_ms=50), known)
+    others = [known._replace(origin="c2", committed_ms=committed_ms) for committed_ms in (99, 100, 101)]
+    assert [counts(each, known) for each in others] == [False, False, True]
 
 
 def test_a_time_is_told_again_where_it_is_earlier_or_has_gone_on_far_enough() -> None:
