@@ -90,7 +90,12 @@ class OffsetCommitter:
         await some_at_once(GROUPS_AT_ONCE, self._set_some, due.items())
 
     async def go_back(self, group: str) -> Sequence[OffsetKey]:
-        """Set a group to where other clusters say, also where it went on here; which partitions they say it of."""
+        """Set a group to where other clusters say, also where it went on here; which partitions they say it of.
+
+        Raises BrokerUnavailable where not all of what they say was read.
+        """
+        if not (self._commits.loaded and self._times.loaded and self._timestamps.logs):
+            raise BrokerUnavailable("what groups have read here, and at other clusters, was not all read yet")
         said = {key: each for key, each in self._said().items() if key.group == group}
         await self._set(group, said, may_go_back=True)
         return list(said)

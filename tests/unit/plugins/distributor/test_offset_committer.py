@@ -12,7 +12,7 @@ import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 from support.partition_log import control_batch
 
-from isthmus_plugins.cluster import CommittedOffset, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.group_times import GroupTime
 from isthmus_plugins.distributor import later
 from isthmus_plugins.distributor.followed import Timestamps
@@ -145,6 +145,13 @@ def test_a_commit_of_the_group_that_was_not_read_yet_is_not_taken_for_an_older_o
         assert (world.position, world.reason) == (19, None)
 
     world.run(test)
+
+
+def test_nobody_is_set_back_by_what_is_half_read() -> None:
+    world = World()
+    world.say(time_of(9))
+    with pytest.raises(BrokerUnavailable, match="was not all read yet"):
+        asyncio.run(world.committer.go_back("g"))  # the timestamps are not followed yet
 
 
 def test_a_proxy_that_has_lost_its_lease_sets_nothing() -> None:
