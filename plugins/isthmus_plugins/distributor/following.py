@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.distributor.reads import REQUEST_BYTES, WAIT_MS, by_leader
 from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import some_at_once
@@ -21,9 +22,6 @@ from isthmus_protocol.transactions import AbortedTransactions
 
 log = logging.getLogger("isthmus_plugins.distributor")
 
-PARTITION_BYTES: Final = 1024 * 1024
-REQUEST_BYTES: Final = 8 * 1024 * 1024
-WAIT_MS: Final = 500
 LOOK_S: Final = 5.0
 """How often topics, and who leads them, are looked at."""
 RETRY_S: Final = 0.5
@@ -118,19 +116,12 @@ class Following(Generic[L]):
         logs = await self.begin(topics)
         if not self.committed:
             await self._find_ends(logs)
-        by_leader: dict[int, dict[TopicPartition, FetchPartition]] = {}
-        for place, one in logs.items():
-            topic, partition = topics[place[0]], topics[place[0]].partitions[place[1]]
-            asked = FetchPartition(topic.topic_id, place[1], one.position, PARTITION_BYTES, partition.leader_epoch)
-            by_leader.setdefault(partition.leader, {})[place] = asked
-        if -1 in by_leader:
-            name, number = next(iter(by_leader[-1]))
-            raise BrokerUnavailable(f"{name}-{number} has no leader now")
+        asked = by_leader(topics, {place: one.position for place, one in logs.items()})
         self.logs, self._followed, self.waits = logs, True, None
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look(_as_led(topics)), name=f"{self._lane}/look")
-                for leader, asked_of in by_leader.items():
+                for leader, asked_of in asked.items():
                     group.create_task(self._read(leader, asked_of), name=f"{self._lane}/broker-{leader}")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.distribution.group_times import GroupTime, unmarked, was_last_here
-from isthmus_plugins.distribution.times import Waits, position_at
+from isthmus_plugins.distribution.times import NotSet, position_at
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, Times, Timestamps
 from isthmus_plugins.distributor.later import Found, Later
@@ -34,11 +34,7 @@ AS_BROKERS_DO: Final = -1
 EARLIEST: Final = -2
 """In the place of a time: where the log begins."""
 _HAS_MEMBERS: Final = frozenset((UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH))
-_REASONS: Final = {
-    Waits.NOT_REACHED: reasons.NOT_REACHED,
-    Waits.MEMBERS: reasons.MEMBERS,
-    Waits.WENT_ON: reasons.WENT_ON,
-}
+_REASONS: Final = {NotSet.NOT_REACHED: reasons.NOT_REACHED, NotSet.WENT_ON: reasons.WENT_ON}
 
 
 class State(NamedTuple):
@@ -165,10 +161,9 @@ class OffsetCommitter:
                 later.offset,
                 start,
                 None if itself is None else itself.offset,
-                has_members=False,  # the coordinator says so
                 may_go_back=may_go_back,
             )
-            if isinstance(position, Waits):
+            if isinstance(position, NotSet):
                 states |= self._waits({key: each}, Reason(_REASONS[position], position.value))
                 continue
             new = CommittedOffset(position, each.marked())
@@ -211,5 +206,5 @@ class OffsetCommitter:
 
 def _reason(refused: Refused) -> Reason:
     if refused.error_code in _HAS_MEMBERS:
-        return Reason(_REASONS[Waits.MEMBERS], Waits.MEMBERS.value)
+        return Reason(reasons.MEMBERS, "the group has members here")
     return Reason(reasons.COMMIT_REFUSED, f"the coordinator refuses the commit: {refused.error_name}")
