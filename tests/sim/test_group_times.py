@@ -7,8 +7,9 @@ some moment before. A group reads and commits at one cluster, and moves to anoth
 - what stands before an offset that a committer sets was read by the group, somewhere;
 - a group is not set where it has members, and not back where it went on by itself.
 
-In the end the group has read every message. Where messages come with any timestamp, however late, it leaves out those
-that nobody knew of when it moved, and no others once all has been said again, and committers have gone back for it.
+In the end what is said is near the margin, and the group has read every message. Where messages come with any
+timestamp, however late, it leaves out those that nobody knew of when it moved, and no others once all has been said
+again, and committers have gone back for it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ MARGIN_MS = 10_000
 LATE_MS = 5_000
 """Messages have timestamps so much earlier than their clusters take them, at most."""
 SKEW_MS = 2_000
+ROUND_MS = 4_000
+"""From one round to the next, while all comes to rest."""
 PLACE: TopicPartition = ("t", 0)
 GROUP = "g"
 KEY = OffsetKey(GROUP, *PLACE)
@@ -137,7 +140,6 @@ class Cluster:
             self.world.check_read(self, position)
         assert unmarked(offsets[PLACE].metadata) == (1, "the application's")
         self.kept[GROUP] |= offsets
-        self.world.set += 1
         return {}
 
     def transactions(self, transactional_id: str) -> Any:
@@ -252,8 +254,6 @@ class World:
         self.at: Cluster | None = None
         """Where the group is."""
         self.position = 0
-        self.set = 0
-        self.read_twice = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self.clusters
@@ -271,6 +271,24 @@ class World:
     def check_read(self, cluster: Cluster, position: int) -> None:
         unread = [each for each in cluster.log[:position] if each.number not in self.read | self.left_out]
         assert not unread, f"{unread} lie before {position} at {cluster.name}"
+
+    def check_near(self) -> None:
+        """What other clusters were told, all being at rest, of a group that committed last where it is: the margin
+        before what it has not read, and what is told late by less than a tenth of it."""
+        assert self.at is not None
+        committed = self.at.kept[GROUP].get(PLACE)
+        others = [each for each in self.clusters.values() if each is not self.at]
+        if committed is None or unmarked(committed.metadata)[0] or not self.at.log:
+            return
+        if any(each.committed_ms >= self.at.committed_ms for each in others):
+            return
+        unread = [each.timestamp for each in self.at.log[max(committed.offset, self.at.start) :]]
+        latest = max(each.timestamp for each in self.at.log) + 1
+        said_ms = BEGAN_MS + self.clock.now_ms - 2 * ROUND_MS - 2 * SKEW_MS
+        for cluster in others:
+            said = cluster.followed_times.latest[KEY]
+            assert said.origin == self.at.name
+            assert said.time >= min([latest, said_ms, *unread]) - MARGIN_MS - MARGIN_MS // 10
 
     # ---- steps ----
 
@@ -315,7 +333,6 @@ class World:
     def consume(self, count: int) -> None:
         assert self.at is not None
         some = self.at.log[self.position : self.position + count]
-        self.read_twice += sum(each.number in self.read for each in some)
         self.read |= {each.number for each in some}
         self.position += len(some)
 
@@ -379,7 +396,7 @@ class World:
         for cluster in self.clusters.values():
             cluster.away = False
         for _ in range(4):
-            self.clock.now_ms += 4_000
+            self.clock.now_ms += ROUND_MS
             for origin in self.clusters:
                 for other in self.clusters:
                     if other != origin:
@@ -411,6 +428,7 @@ def test_nothing_unread_lies_before_where_a_group_is_set(seed: int) -> None:
     world = World(seed, any_timestamp=False)
     run_simulated(simulate(world))
     assert world.at is not None
+    world.check_near()
     world.consume(10**6)
     assert world.read == set(range(world.messages))
     assert not world.left_out
