@@ -139,10 +139,8 @@ class OffsetCommitter:
         for key, each in said.items():
             place = key.topic, key.partition
             committed = has.get(place)
-            if committed is not None and (committed.offset < 0 or unmarked(committed.metadata)[0]):
-                itself = None
-            else:
-                itself = committed
+            is_own = committed is not None and committed.offset >= 0 and not unmarked(committed.metadata)[0]
+            itself = committed if is_own else None
             if itself is not None and not may_go_back:
                 known = own.get(key)
                 if known is None or (known.offset, known.metadata) != itself:
@@ -157,12 +155,8 @@ class OffsetCommitter:
                 states |= self._waits({key: each}, Reason(reasons.COMMIT_UNAVAILABLE, why))
                 continue
             later, start = first_later[place]
-            position = position_at(
-                later.offset,
-                start,
-                None if itself is None else itself.offset,
-                may_go_back=may_go_back,
-            )
+            own_offset = None if itself is None else itself.offset
+            position = position_at(later.offset, start, own_offset, may_go_back=may_go_back)
             if isinstance(position, NotSet):
                 states |= self._waits({key: each}, Reason(_REASONS[position], position.value))
                 continue
