@@ -14,7 +14,7 @@ import pytest
 from support import groups
 from support.client_readers import reader
 from support.distributing import PLUGINS, Distributing, distributing
-from support.kafka import NOW_MS, unique
+from support.kafka import NOW_MS, Clusters, unique
 from support.links import Read, Side, until, whole
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 MARGIN_MS = 10_000
 STEP_MS = 500
 BEGAN_MS = NOW_MS - 3_600_000
-MARK = "isthmus-copy-flags=0000000000000008;"
+ANY_MARK = "isthmus-copy-flags="
+MARK = f"{ANY_MARK}0000000000000008;"
+"""Of what came over level 4."""
 """Of what came by the level of two clusters."""
 
 
@@ -132,13 +134,13 @@ SLACK_MS = 10_000
 
 
 @contextmanager
-def writing(clusters: Distributing, topic: str) -> Iterator[list[bytes]]:
-    """Each cluster takes messages until the block ends; those that were written."""
+def writing(clusters: Distributing, topic: str, direct: bool = False) -> Iterator[list[bytes]]:
+    """Each cluster takes messages until the block ends; those that were written. ``direct``: by its brokers."""
     written: list[bytes] = []
     ended = Event()
 
     def write(name: str, side: Side) -> None:
-        producer = side.producer()
+        producer = side.producer(direct)
         for number in itertools.count():
             if ended.wait(PACE_S):
                 break
@@ -156,19 +158,24 @@ def writing(clusters: Distributing, topic: str) -> Iterator[list[bytes]]:
                 each.result()
 
 
-def run_for_a_while(side: Side, kind: str, topic: str, group: str, written: list[bytes]) -> list[bytes]:
-    """What a group reads until it has read 400 new messages: 10 s, twice the margin, so it gets beyond where it was."""
-    before = frozenset(written)
-    with reader(kind, DEFAULT_VERSION, topic, group, side.bootstrap) as reads:
-        until("it has read for a while", lambda: len({value for _, value in reads.read} - before) >= 400)
+def run_for_a_while(
+    clusters: Distributing, name: str, kind: str, topic: str, group: str, written: list[bytes]
+) -> list[bytes]:
+    """What a group reads at a cluster until it has read what was written in 10 s since: twice the margin, so it gets
+    beyond where it was."""
+    before, count = frozenset(written), int(10 / PACE_S) * len(clusters.sides)
+    with reader(kind, DEFAULT_VERSION, topic, group, clusters.sides[name].bootstrap) as reads:
+        until("it has read for a while", lambda: len({value for _, value in reads.read} - before) >= count)
     return [value for _, value in reads.read]
 
 
 def next_unread(side: Side, group: str, topic: str) -> Read:
     position = groups.offsets(side, group)[topic, 0]
-    found: Read = until(
-        "there is more to read", lambda: next((each for each in side.read(topic) if each.offset >= position), None)
-    )
+
+    def unread() -> Read | None:
+        return next((each for each in side.read(topic, direct=True) if each.offset >= position), None)
+
+    found: Read = until("there is more to read", unread)
     return found
 
 
@@ -178,7 +185,7 @@ def wait_set_near(side: Side, group: str, topic: str, unread_ms: int) -> None:
     def is_set() -> bool:
         position, metadata = groups.committed(side, group).get((topic, 0), (0, ""))
         following = next(each for each in side.read(topic) if each.offset > position)
-        return metadata.startswith(MARK) and following.timestamp[1] > unread_ms - SHORT_MARGIN_MS - SLACK_MS // 2
+        return metadata.startswith(ANY_MARK) and following.timestamp[1] > unread_ms - SHORT_MARGIN_MS - SLACK_MS // 2
 
     until("it is set", is_set, interval_s=0.3)
 
@@ -194,14 +201,31 @@ def test_a_group_moves_while_both_clusters_take_messages(two: Distributing, kind
     """By move: the timestamp of what was to be read next."""
     with writing(two, topic) as written:
         for here, there in (("one", "other"), ("other", "one")):
-            read += run_for_a_while(two.sides[here], kind, topic, group, written)
+            read += run_for_a_while(two, here, kind, topic, group, written)
             unread_ms.append(next_unread(two.sides[here], group, topic).timestamp[1])
             wait_set_near(two.sides[there], group, topic, unread_ms[-1])
-    two.wait_values(topic, 1, written)
-    last = two.sides["one"]
+    check_read_on(two, "one", kind, topic, group, written, read, unread_ms)
+
+
+def check_read_on(
+    clusters: Distributing,
+    name: str,
+    kind: str,
+    topic: str,
+    group: str,
+    written: list[bytes],
+    read: list[bytes],
+    unread_ms: list[int],
+) -> None:
+    """A group reads the rest at a cluster: then it has left out nothing, and what it has read twice is near the margin.
+
+    ``unread_ms``: by move, the timestamp of what was to be read next.
+    """
+    clusters.wait_values(topic, 1, written)
+    last = clusters.sides[name]
     with reader(kind, DEFAULT_VERSION, topic, group, last.bootstrap) as reads:
         until("it has read all", lambda: reads.read and reads.read[-1][0] == last.read(topic)[-1].offset)
-    read += [value for _, value in reads.read]
+    read = read + [value for _, value in reads.read]
 
     assert set(read) == set(written)
     timestamps = {each.value: each.timestamp[1] for each in last.read(topic)}
@@ -210,3 +234,29 @@ def test_a_group_moves_while_both_clusters_take_messages(two: Distributing, kind
     early = [min((at - timestamps[value] for at in unread_ms if timestamps[value] < at), default=0) for value in twice]
     print(f"{kind}: {len(twice)} of {len(written)} read twice, up to {max(early)} ms before what was unread")
     assert SHORT_MARGIN_MS // 2 < max(early) < SHORT_MARGIN_MS + SLACK_MS
+
+
+@pytest.mark.suite("stories")
+@pytest.mark.parametrize("dies", ["other", "one", "third"])
+def test_a_group_moves_two_hops_away_and_back_while_a_proxy_dies(
+    kafka_pair: tuple[KafkaCluster, KafkaCluster], shared_kafka: Clusters, tmp_path: Path, dies: str
+) -> None:
+    """From ``other`` to ``third``, whose messages and times come back by ``one``. The proxy that tells, passes on or
+    sets where the group has read is killed as soon as it has stopped, while all clusters take messages."""
+    clusters = dict(zip(("one", "other", "third"), (*kafka_pair, shared_kafka(role="third")), strict=True))
+    proxies = {name: [whole(kafka, **PLUGINS)] for name, kafka in clusters.items()}
+    with distributing(clusters, proxies, tmp_path) as three:
+        topic, group = three.create_topic(1), unique("lives-")
+        apply(three, [["one", "other"], "third"], group, SHORT_MARGIN_MS)
+        assert three.levels("third")[8]["target"] == "one"
+        killed = three.sides[dies].proxy
+        read: list[bytes] = []
+        unread_ms: list[int] = []
+        with writing(three, topic, direct=True) as written:
+            for here, there in (("other", "third"), ("third", "other")):
+                read += run_for_a_while(three, here, "aiokafka", topic, group, written)
+                killed.kill()
+                unread_ms.append(next_unread(three.sides[here], group, topic).timestamp[1])
+                killed.start()
+                wait_set_near(three.sides[there], group, topic, unread_ms[-1])
+        check_read_on(three, "other", "aiokafka", topic, group, written, read, unread_ms)

@@ -7,8 +7,9 @@ some moment before. A group reads and commits at one cluster, and moves to anoth
 - what stands before an offset that a committer sets was read by the group, somewhere;
 - a group is not set where it has members, and not back where it went on by itself.
 
-In the end the group has read every message. Where messages come with any timestamp, however late, that is so once all
-has been said again, and committers have gone back for it.
+In the end what is said is near the margin, and the group has read every message. Where messages come with any
+timestamp, however late, it leaves out those that nobody knew of when it moved, and no others once all has been said
+again, and committers have gone back for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from isthmus_plugins.distribution.group_times import GroupTime, read_key, unmark
 from isthmus_plugins.distribution.kept import KeptCourse, courses_group
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_plugins.distribution.tree import Node, Subtree, Tree
-from isthmus_plugins.distributor.followed import TimedLog
+from isthmus_plugins.distributor.followed import TimedLog, Times
+from isthmus_plugins.distributor.later import Found
 from isthmus_plugins.distributor.offset_committer import EARLIEST, OffsetCommitter
 from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
 from isthmus_protocol.error_codes import UNKNOWN_MEMBER_ID
@@ -42,6 +44,8 @@ MARGIN_MS = 10_000
 LATE_MS = 5_000
 """Messages have timestamps so much earlier than their clusters take them, at most."""
 SKEW_MS = 2_000
+ROUND_MS = 4_000
+"""From one round to the next, while all comes to rest."""
 PLACE: TopicPartition = ("t", 0)
 GROUP = "g"
 KEY = OffsetKey(GROUP, *PLACE)
@@ -87,10 +91,10 @@ class Cluster:
     def begin(self) -> None:
         """A proxy that has just taken over."""
         document = TreeDocument(self.world.tree, ("t",), {}, {}, groups=("",), margin_ms=MARGIN_MS)
-        context: Any = SimpleNamespace(cluster=self, clock=self.clock)
+        context: Any = SimpleNamespace(cluster=self, clock=self.clock, lease_deadline=float("inf"))
         self.read_times = 0
         self.followed_commits: Any = FollowedCommits(self)
-        self.followed_times: Any = SimpleNamespace(latest={}, loaded=True)
+        self.followed_times = FollowedTimes(context, "")
         needed = [self._settled(above.level) for above in self.world.tree.above(self.name)]
         if PLACE in self.kept[GROUP]:
             needed.append(self.kept[GROUP][PLACE].offset)
@@ -118,9 +122,9 @@ class Cluster:
         later = (offset for offset in range(self.start, len(self.log)) if self.log[offset].timestamp >= time)
         return {place: (next(later, -1), 0)}
 
-    async def first_later(self, place: TopicPartition, topic_id: bytes, time: int, offset: int) -> int:
+    async def first_later(self, place: TopicPartition, one: TimedLog, time: int, offset: int) -> Found:
         """There are no markers of transactions."""
-        return offset
+        return Found(offset)
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], retention_ms: int
@@ -136,7 +140,6 @@ class Cluster:
             self.world.check_read(self, position)
         assert unmarked(offsets[PLACE].metadata) == (1, "the application's")
         self.kept[GROUP] |= offsets
-        self.world.set += 1
         return {}
 
     def transactions(self, transactional_id: str) -> Any:
@@ -188,10 +191,11 @@ class Cluster:
             one.read_at, one.read_at_ms = self.clock.monotonic(), int(self.clock.time() * 1000)
         for key, said in self.times[self.read_times : self.read_times + count]:
             self.read_times += 1
-            if said is None:
-                self.followed_times.latest.pop(key, None)
-            else:
-                self.followed_times.latest[key] = said
+            self.followed_times.hear(key, said)
+
+
+class FollowedTimes(Times):
+    loaded = True
 
 
 class FollowedCommits:
@@ -222,17 +226,17 @@ class FollowedTimestamps:
         self.read_from(PLACE, position)
 
     def read_from(self, place: TopicPartition, offset: int) -> None:
-        one = self.logs[place] = TimedLog(TOPIC_ID, self._cluster.start, max(offset, self._cluster.start))
+        one = self.logs[place] = TimedLog(TOPIC_ID, 0, self._cluster.start, max(offset, self._cluster.start))
         if self._cluster.log:
             one.least.last = max(each.timestamp for each in self._cluster.log)
 
 
 class World:
-    def __init__(self, seed: int, any_timestamp: bool) -> None:
+    def __init__(self, seed: int, any_timestamp: bool, clusters: int | None = None) -> None:
         self.rng = random.Random(seed)
         self.any_timestamp = any_timestamp
         self.clock = Clock()
-        names = [f"c{number}" for number in range(self.rng.randint(2, 5))]
+        names = [f"c{number}" for number in range(clusters or self.rng.randint(2, 5))]
         self.tree = Tree(1, self._drawn(names, 60))
         self.clusters: dict[str, Cluster] = {}
         for name in names:
@@ -245,11 +249,11 @@ class World:
         """The same of records of the topic of times."""
         self.read: set[int] = set()
         """Messages that the group has read."""
+        self.left_out: set[int] = set()
+        """Those that it has not, and that lay before where it went on: nobody had known of them in time."""
         self.at: Cluster | None = None
         """Where the group is."""
         self.position = 0
-        self.set = 0
-        self.read_twice = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self.clusters
@@ -265,16 +269,37 @@ class World:
         return self.clusters[name]
 
     def check_read(self, cluster: Cluster, position: int) -> None:
-        unread = [each for each in cluster.log[:position] if each.number not in self.read]
+        unread = [each for each in cluster.log[:position] if each.number not in self.read | self.left_out]
         assert not unread, f"{unread} lie before {position} at {cluster.name}"
+
+    def check_near(self) -> None:
+        """What other clusters were told, all being at rest, of a group that committed last where it is: the margin
+        before what it has not read, and what is told late by less than a tenth of it."""
+        assert self.at is not None
+        committed = self.at.kept[GROUP].get(PLACE)
+        others = [each for each in self.clusters.values() if each is not self.at]
+        if committed is None or unmarked(committed.metadata)[0] or not self.at.log:
+            return
+        if any(each.committed_ms >= self.at.committed_ms for each in others):
+            return
+        unread = [each.timestamp for each in self.at.log[max(committed.offset, self.at.start) :]]
+        latest = max(each.timestamp for each in self.at.log) + 1
+        said_ms = BEGAN_MS + self.clock.now_ms - 2 * ROUND_MS - 2 * SKEW_MS
+        for cluster in others:
+            said = cluster.followed_times.latest[KEY]
+            assert said.origin == self.at.name
+            assert said.time >= min([latest, said_ms, *unread]) - MARGIN_MS - MARGIN_MS // 10
 
     # ---- steps ----
 
     def produce(self) -> None:
         cluster = self.rng.choice(list(self.clusters.values()))
         late = self.rng.choice((0, 10, LATE_MS)) if not self.any_timestamp else self.rng.choice((0, 10, 10_000_000))
-        timestamp = BEGAN_MS + self.clock.now_ms - self.rng.randint(0, late)
-        cluster.log.append(Message(self.messages, timestamp, cluster.name))
+        self.take(cluster, self.clock.now_ms - self.rng.randint(0, late))
+
+    def take(self, cluster: Cluster, time_ms: int) -> None:
+        """A producer's message. ``time_ms``: on the clock that all have."""
+        cluster.log.append(Message(self.messages, BEGAN_MS + time_ms, cluster.name))
         self.messages += 1
 
     def give(self, origin: str, cluster: str, count: int) -> None:
@@ -294,17 +319,20 @@ class World:
 
     def move(self) -> None:
         """The application stops, with or without a last commit, and starts elsewhere."""
+        self.go(self.rng.choice(list(self.clusters.values())))
+
+    def go(self, cluster: Cluster) -> None:
         if self.at is not None:
             self.at.has_members = False
-        self.at = self.rng.choice(list(self.clusters.values()))
+        self.at = cluster
         self.at.has_members = True
         committed = self.at.kept[GROUP].get(PLACE)
         self.position = max(self.at.start, 0 if committed is None else committed.offset)
+        self.left_out |= {each.number for each in self.at.log[: self.position]} - self.read
 
     def consume(self, count: int) -> None:
         assert self.at is not None
         some = self.at.log[self.position : self.position + count]
-        self.read_twice += sum(each.number in self.read for each in some)
         self.read |= {each.number for each in some}
         self.position += len(some)
 
@@ -360,7 +388,7 @@ class World:
             self.delete()
         elif what < 0.974:
             cluster.away = not cluster.away
-        elif what < 0.98 and not self.any_timestamp:
+        elif what < 0.98:
             self.move()
 
     async def settle(self) -> None:
@@ -368,7 +396,7 @@ class World:
         for cluster in self.clusters.values():
             cluster.away = False
         for _ in range(4):
-            self.clock.now_ms += 4_000
+            self.clock.now_ms += ROUND_MS
             for origin in self.clusters:
                 for other in self.clusters:
                     if other != origin:
@@ -400,8 +428,10 @@ def test_nothing_unread_lies_before_where_a_group_is_set(seed: int) -> None:
     world = World(seed, any_timestamp=False)
     run_simulated(simulate(world))
     assert world.at is not None
+    world.check_near()
     world.consume(10**6)
     assert world.read == set(range(world.messages))
+    assert not world.left_out
 
 
 @pytest.mark.parametrize("seed", seeds(SEEDS // 2))
@@ -413,3 +443,62 @@ def test_messages_of_any_time_are_gone_back_for(seed: int) -> None:
         committed = cluster.kept[GROUP].get(PLACE)
         if committed is not None and cluster is not world.at:
             world.check_read(cluster, committed.offset)
+
+
+def test_what_was_said_before_a_group_moved_comes_after_what_was_said_since() -> None:
+    """By another way over the tree: it does not count, as less was known then."""
+
+    async def test() -> None:
+        world = World(0, any_timestamp=True, clusters=3)
+        here, there, third = world.clusters.values()
+
+        async def settle_and_say() -> None:
+            for cluster in world.clusters.values():
+                cluster.settle()
+                cluster.read(10**6)
+                await cluster.distributor.tick()
+            for cluster in world.clusters.values():
+                for other in world.clusters.keys() - {cluster.name}:
+                    await cluster.distributor.ask(other)
+                cluster.read(10**6)
+
+        world.clock.now_ms = 60_000
+        for number in range(40):
+            world.take(here, number * 1_000)
+        world.give(here.name, there.name, 40)
+        world.give(here.name, third.name, 5)
+        world.go(here)
+        world.consume(40)
+        world.commit()
+        await settle_and_say()
+        for _ in range(3):
+            world.take(third, 0)  # an hour late, for instance: nobody could know
+        await here.distributor.tick()
+        assert [said for _, said in here.times if said is not None][-1].time > BEGAN_MS + 20_000
+        world.give(here.name, third.name, 35)
+        world.tell(here.name, there.name, 10)
+        there.read(0)
+        there.read(10)
+        await there.committer.tick()
+        world.clock.now_ms += SKEW_MS * 3
+        world.go(there)
+        world.consume(40)
+        world.commit()
+        await there.distributor.tick()
+        world.tell(there.name, here.name, 10)  # so it says nothing more
+        here.read(10)
+        world.give(third.name, there.name, 3)
+        for _ in range(2):
+            await settle_and_say()
+        world.tell(there.name, third.name, 10)
+        world.tell(here.name, third.name, 10)
+        for _ in range(3):
+            third.read(10)
+            await third.committer.tick()
+            await settle_and_say()
+        assert not world.left_out
+        committed = third.kept[GROUP][PLACE]
+        world.check_read(third, committed.offset)
+        assert committed.offset == 0, "the late ones are as early as the first, and there is the margin"
+
+    run_simulated(test())

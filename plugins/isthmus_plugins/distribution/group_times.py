@@ -6,8 +6,9 @@ distributors pass on like any other, with copy flags in a header:
     key     group|topic|partition
     value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own}
 
-The topic's last record of a key counts. Nobody reaches headers of the offsets topic: a commit that was set by such a
-record has its flags in the metadata, before the application's own, and so nobody takes it for a commit of the group's.
+Of a key's records the last one of that cluster counts at which the group has committed last (:func:`counts`): those of
+several clusters come in any order. Nobody reaches headers of the offsets topic: a commit that was set by such a record
+has its flags in the metadata, before the application's own, and so nobody takes it for a commit of the group's.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class GroupTime(NamedTuple):
     """Of the record; 0: it is this cluster's own."""
 
     def value(self) -> bytes:
-        said = {name: getattr(self, name) for name in ("time", "committed_ms", "origin", "metadata")}
+        said = {name: getattr(self, name) for name in self._fields[:4]}
         return json.dumps(said, separators=(",", ":")).encode()
 
     @classmethod
@@ -49,19 +50,21 @@ class GroupTime(NamedTuple):
         """Raises MalformedTime."""
         try:
             found = json.loads(value)
-            return cls(
-                int(found["time"]),
-                int(found["committed_ms"]),
-                str(found["origin"]),
-                str(found["metadata"]),
-                flags,
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            time, committed_ms, origin, metadata = (found[name] for name in cls._fields[:4])
+            if not (is_ms(time) and is_ms(committed_ms) and isinstance(origin, str) and isinstance(metadata, str)):
+                raise ValueError
+            return cls(time, committed_ms, origin, metadata, flags)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise MalformedTime(f"{value[:100]!r} is no time of a group") from error
 
     def marked(self) -> str:
         """The metadata of the commit that is set by it."""
         return f"{MARK}{self.flags:016x};{self.metadata}"
+
+
+def is_ms(value: object) -> bool:
+    """Whether it is a time that brokers can be asked for, and so can the next one."""
+    return type(value) is int and -(2**63) <= value < 2**63 - 1
 
 
 def unmarked(metadata: str) -> tuple[int, str]:
@@ -81,6 +84,15 @@ def read_key(key: bytes | None) -> OffsetKey:
         return OffsetKey(group, topic, int(partition))
     except ValueError as error:
         raise MalformedTime(f"{key!r} is not group|topic|partition") from error
+
+
+def counts(said: GroupTime, known: GroupTime | None) -> bool:
+    """Whether what a cluster says counts from now on. ``known``: what counts so far; None: nothing does.
+
+    What it had said before is gone. Of what another one said, that of the group's later commit counts: what comes after
+    it was said before, when less was known.
+    """
+    return known is None or said.origin == known.origin or said.committed_ms > known.committed_ms
 
 
 def was_last_here(committed_ms: int, known: GroupTime | None) -> bool:

@@ -214,14 +214,14 @@ class _Reading:
     def __enter__(self) -> dict[str, Any]:
         try:
             found = json.loads(self._metadata)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise self._error()
         return found
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyError | TypeError | ValueError):
+        if isinstance(error, KeyError | TypeError | ValueError | OverflowError):
             raise self._error() from None
 
     def _error(self) -> PositionError:

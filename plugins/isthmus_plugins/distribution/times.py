@@ -85,25 +85,22 @@ def moves_on(before: int | None, now: int, margin_ms: int) -> bool:
     return before is None or now < before or now - before >= max(margin_ms // 10, 1)
 
 
-class Waits(StrEnum):
+class NotSet(StrEnum):
     """Why a time that was received is not committed (yet)."""
 
     NOT_REACHED = "the topic here has no message that is later yet"
-    MEMBERS = "the group has members here"
     WENT_ON = "the group has gone on here: it is put back only if that is asked for"
 
 
 def position_at(
-    first_later: int | None, log_start: int, committed: int | None, *, has_members: bool, may_go_back: bool = False
-) -> int | Waits:
+    first_later: int | None, log_start: int, committed: int | None, *, may_go_back: bool = False
+) -> int | NotSet:
     """The offset to commit at the receiver. ``first_later``: of the first record that is later than the time received;
     ``committed``: what the group itself has committed here; None: nothing, or it was set by a time, which may go back.
     """
-    if has_members:
-        return Waits.MEMBERS
     if first_later is None:
-        return Waits.NOT_REACHED
+        return NotSet.NOT_REACHED
     position = max(first_later - 1, log_start)
     if committed is not None and committed > position and not may_go_back:
-        return Waits.WENT_ON
+        return NotSet.WENT_ON
     return position

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import (
     TIMES_TOPIC,
@@ -32,6 +32,8 @@ from isthmus_plugins.tasks import some_at_once
 AT_ONCE: Final = 50
 SHOWN: Final = 5
 """Partitions of one cluster in the words of a refusal."""
+
+_SILENT: Final = (Waits, BrokerUnavailable, KafkaRefused, PositionError)
 
 Kept = Mapping[int, Mapping[TopicPartition, KeptCourse]]
 """The courses of a cluster's topics that are distributed, by level."""
@@ -107,6 +109,11 @@ def is_distributed(document: TreeDocument, topic: str) -> bool:
     return topic.startswith(document.topics)
 
 
+def distributed(document: TreeDocument, topics: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
+    """Those of a cluster's topics that are the tree's."""
+    return {name: info for name, info in topics.items() if is_distributed(document, name) and not info.internal}
+
+
 def _shortened(partitions: list[str]) -> list[str]:
     more = len(partitions) - SHOWN
     return partitions if more <= 0 else [*partitions[:SHOWN], f"and {more} more like these"]
@@ -132,7 +139,7 @@ class Changes:
     async def _is_filled(self, leaf: str) -> bool:
         try:
             return await is_filled(await self._cluster(leaf), self._document, leaf)
-        except (Waits, BrokerUnavailable, KafkaRefused):
+        except _SILENT:
             return False
 
     async def blocked(self, after: TreeDocument, removed: Collection[str], given_up: bool) -> list[str]:
@@ -145,9 +152,8 @@ class Changes:
                 continue
             try:
                 kept[leaf] = await self._kept(await self._cluster(leaf), leaf)
-            except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
-                lost = "" if leaf not in removed else f"; if it is lost: --give-up, and {GIVEN_UP}"
-                reasons.append(f"{leaf} does not say how far it is: {error}{lost}")
+            except _SILENT as error:
+                reasons.append(_silent(leaf, error, removed))
         for leaf, levels in kept.items():
             if leaf not in removed:
                 reasons += self._behind(leaf, levels)
@@ -155,7 +161,10 @@ class Changes:
             for leaf in removed:
                 reasons += self._needed(leaf, {each: of for each, of in kept.items() if each not in removed})
                 if leaf in kept and not self._is_under_way(after, kept, removed):
-                    reasons += [f"{leaf}: {why}" for why in await self._lacking(leaf, kept[leaf])]
+                    try:
+                        reasons += [f"{leaf}: {why}" for why in await self._lacking(leaf, kept[leaf])]
+                    except _SILENT as error:
+                        reasons.append(_silent(leaf, error, removed))
         return reasons
 
     async def leaving(self) -> list[str]:
@@ -180,11 +189,8 @@ class Changes:
 
     async def _topics(self, cluster: ClusterApi) -> dict[str, int]:
         """The topics of the tree that a cluster has, with their partitions."""
-        return {
-            name: len(each.partitions)
-            for name, each in (await cluster.topics()).items()
-            if is_distributed(self._document, name) and not each.internal
-        }
+        found = distributed(self._document, await cluster.topics())
+        return {name: len(each.partitions) for name, each in found.items()}
 
     def _behind(self, leaf: str, levels: Kept) -> Iterator[str]:
         version = self._document.tree.version
@@ -228,4 +234,7 @@ class Changes:
         return _shortened(reasons)
 
 
-GIVEN_UP: Final = "what it had passed on to nobody is lost with it"
+def _silent(leaf: str, error: Exception, removed: Collection[str]) -> str:
+    """That a leaf does not answer, or keeps what is none of ours."""
+    lost = "; if it is lost: --give-up, and what it had passed on to nobody is lost with it" if leaf in removed else ""
+    return f"{leaf} does not say how far it is: {error}{lost}"

@@ -9,7 +9,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.copy_flags import FlagsError, read_flags
-from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, read_key, unmarked
+from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, counts, read_key, unmarked
 from isthmus_plugins.distribution.kept import TIMES_TOPIC
 from isthmus_plugins.distribution.times import LeastTimestamps
 from isthmus_plugins.distributor.following import Following, Log
@@ -43,7 +43,7 @@ class Commits(Following[CommitsLog]):
         self.follows = wanted
 
     async def topics(self) -> Mapping[str, TopicInfo]:
-        return await self._cluster.topics_named([OFFSETS_TOPIC])
+        return await self.only(OFFSETS_TOPIC)
 
     async def begin(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, CommitsLog]:
         starts = await self.log_starts(topics)
@@ -84,12 +84,10 @@ class Times(Following[Log]):
         super().__init__(context, "tree-times")
         self._header = header
         self.latest: dict[OffsetKey, GroupTime] = {}
+        """What counts."""
 
     async def topics(self) -> Mapping[str, TopicInfo]:
-        topics = await self._cluster.topics_named([TIMES_TOPIC])
-        if not topics:
-            raise BrokerUnavailable(f"there is no topic {TIMES_TOPIC} now")
-        return topics
+        return await self.only(TIMES_TOPIC)
 
     async def begin(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, Log]:
         self.latest = {}
@@ -100,20 +98,26 @@ class Times(Following[Log]):
             try:
                 key = read_key(record.key)
                 flags = [value for name, value in record.headers if name == self._header]
-                if record.value is None:
-                    self.latest.pop(key, None)
-                else:
-                    self.latest[key] = GroupTime.of(record.value, read_flags(flags[0]) if flags else 0)
+                all_flags = read_flags(flags[0]) if flags else 0
+                self.hear(key, None if record.value is None else GroupTime.of(record.value, all_flags))
             except (MalformedTime, FlagsError) as error:
                 log.warning("group's time not understood", extra={"offset": record.offset, "error": str(error)})
+
+    def hear(self, key: OffsetKey, said: GroupTime | None) -> None:
+        """What a record of the topic says; None: the group has committed nothing any more."""
+        if said is None:
+            self.latest.pop(key, None)
+        elif counts(said, self.latest.get(key)):
+            self.latest[key] = said
 
 
 class TimedLog(Log):
     """A partition that is distributed."""
 
-    def __init__(self, topic_id: bytes, start: int, position: int) -> None:
+    def __init__(self, topic_id: bytes, leader_epoch: int, start: int, position: int) -> None:
         super().__init__(start, position)
         self.topic_id = topic_id
+        self.leader_epoch = leader_epoch
         self.least = LeastTimestamps()
         self.is_append_time = False
         """Whether brokers have put times of their own in the place of messages': copies elsewhere have others."""
@@ -148,7 +152,9 @@ class Timestamps(Following[TimedLog]):
         for place, start in starts.items():
             if place not in latest:
                 raise BrokerUnavailable(f"{place[0]}-{place[1]} does not say its latest time")
-            one = logs[place] = TimedLog(topics[place[0]].topic_id, start, max(needed.get(place, start), start))
+            topic = topics[place[0]]
+            position, epoch = max(needed.get(place, start), start), topic.partitions[place[1]].leader_epoch
+            one = logs[place] = TimedLog(topic.topic_id, epoch, start, position)
             if latest[place][0] >= 0:
                 one.least.last = latest[place][1]  # in case that nothing comes to be read
         return logs
@@ -167,5 +173,5 @@ class Timestamps(Following[TimedLog]):
     def read_from(self, place: TopicPartition, offset: int) -> None:
         """Read a log again, from an earlier offset on: somebody needs to know."""
         before = self.logs[place]
-        one = self.logs[place] = TimedLog(before.topic_id, before.start, max(offset, before.start))
-        one.end, one.least.last = before.end, before.least.last
+        one = self.logs[place] = TimedLog(before.topic_id, before.leader_epoch, before.start, max(offset, before.start))
+        one.end, one.until, one.least.last = before.end, before.until, before.least.last

@@ -13,7 +13,8 @@ from typing import Final, Generic, TypeVar
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition, KafkaRefused, TopicInfo, TopicPartition
-from isthmus_plugins.distributor.reasons import SOURCE_UNAVAILABLE
+from isthmus_plugins.distributor.reads import REQUEST_BYTES, WAIT_MS, by_leader
+from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.records import BatchError, BatchHeader, walk
@@ -21,9 +22,6 @@ from isthmus_protocol.transactions import AbortedTransactions
 
 log = logging.getLogger("isthmus_plugins.distributor")
 
-PARTITION_BYTES: Final = 1024 * 1024
-REQUEST_BYTES: Final = 8 * 1024 * 1024
-WAIT_MS: Final = 500
 LOOK_S: Final = 5.0
 """How often topics, and who leads them, are looked at."""
 RETRY_S: Final = 0.5
@@ -40,8 +38,11 @@ class Log:
         """What stands before was not read."""
         self.position = position
         """Where to go on."""
+        self.until = position
+        """Where it ended in its leader's log when reading began, if what is not committed counts: the high watermark
+        of a new leader may be behind what was acked."""
         self.end: int | None = None
-        """Where it ended, as the broker said last."""
+        """Up to where it can be read, as the broker said last."""
         self.read_at: float | None = None
         """Monotonic seconds: what stood in it then was read; None: not all that stood there in the beginning was."""
         self.read_at_ms = 0
@@ -76,6 +77,12 @@ class Following(Generic[L]):
         """Whether all was read that stood in the logs when they were begun."""
         return self._followed and all(each.read_at is not None for each in self.logs.values())
 
+    @property
+    def broken(self) -> Reason | None:
+        """Which log is not read further, and why."""
+        broken = ((place, one.broken) for place, one in self.logs.items() if one.broken is not None)
+        return next((Reason(MALFORMED_BATCH, f"{name}-{number}, {why}") for (name, number), why in broken), None)
+
     async def topics(self) -> Mapping[str, TopicInfo]:
         """Those to follow, as they are now. Raises BrokerUnavailable, KafkaRefused."""
         raise NotImplementedError
@@ -107,22 +114,24 @@ class Following(Generic[L]):
     async def _follow(self) -> None:
         topics = await self.topics()
         logs = await self.begin(topics)
-        by_leader: dict[int, dict[TopicPartition, FetchPartition]] = {}
-        for place, one in logs.items():
-            topic, partition = topics[place[0]], topics[place[0]].partitions[place[1]]
-            asked = FetchPartition(topic.topic_id, place[1], one.position, PARTITION_BYTES, partition.leader_epoch)
-            by_leader.setdefault(partition.leader, {})[place] = asked
-        if -1 in by_leader:
-            name, number = next(iter(by_leader[-1]))
-            raise BrokerUnavailable(f"{name}-{number} has no leader now")
+        if not self.committed:
+            await self._find_ends(logs)
+        asked = by_leader(topics, {place: one.position for place, one in logs.items()})
         self.logs, self._followed, self.waits = logs, True, None
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look(_as_led(topics)), name=f"{self._lane}/look")
-                for leader, asked_of in by_leader.items():
+                for leader, asked_of in asked.items():
                     group.create_task(self._read(leader, asked_of), name=f"{self._lane}/broker-{leader}")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    async def _find_ends(self, logs: Mapping[TopicPartition, L]) -> None:
+        ends = await self._cluster.log_ends(logs.keys())
+        for place, one in logs.items():
+            if place not in ends:
+                raise BrokerUnavailable(f"where {place[0]}-{place[1]} ends cannot be read now")
+            one.until = ends[place]
 
     async def _look(self, led: object) -> None:
         while True:
@@ -151,10 +160,17 @@ class Following(Generic[L]):
                 for place, one in logs.items():
                     if one.broken is not None:
                         del asked[place]
-                    elif one.end is not None and one.position >= one.end:
+                    elif one.end is not None and one.position >= max(one.end, one.until):
                         one.read_at, one.read_at_ms = at, at_ms
         finally:
             connection.close()  # the broker's session knows what it has said, and whoever reads next does not
+
+    async def only(self, name: str) -> Mapping[str, TopicInfo]:
+        """One topic, which has to be there: without it nothing is known. Raises BrokerUnavailable, KafkaRefused."""
+        topics = await self._cluster.topics_named([name])
+        if not topics:
+            raise BrokerUnavailable(f"there is no topic {name} now")
+        return topics
 
     async def log_starts(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
         """Where logs begin. Raises BrokerUnavailable, KafkaRefused."""

@@ -66,7 +66,8 @@ class GroupOffsets:
     @property
     def waits(self) -> Reason | None:
         """What keeps all of it."""
-        return self._failed or self._commits.waits or self._times.waits or self._timestamps.waits
+        waits = self._failed or self._commits.waits or self._times.waits or self._timestamps.waits
+        return waits or self._commits.broken or self._times.broken
 
     @property
     def warning(self) -> Reason | None:

@@ -7,12 +7,12 @@ the topic has of its own: the others are each cluster's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Final
 
 from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, NewTopic, TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument
+from isthmus_plugins.distributor.changes import distributed
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
@@ -46,7 +46,7 @@ class NewTopics:
 
         Raises BrokerUnavailable, KafkaRefused of this cluster.
         """
-        here = self._distributed(await self._cluster.topics())
+        here = distributed(self._document, await self._cluster.topics())
         there: dict[str, dict[str, TopicInfo]] = {}
         others = [leaf for leaf in self._document.tree.leaves if leaf != self._leaf]
         for leaf, found in zip(others, await asyncio.gather(*map(self._topics_of, others)), strict=True):
@@ -73,14 +73,9 @@ class NewTopics:
         await some_at_once(AT_ONCE, made, missing)
         return compared
 
-    def _distributed(self, topics: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
-        return {
-            name: info for name, info in topics.items() if name.startswith(self._document.topics) and not info.internal
-        }
-
     async def _topics_of(self, leaf: str) -> dict[str, TopicInfo]:
         try:
-            return self._distributed(await (await self._leaves.reached(leaf)).topics())
+            return distributed(self._document, await (await self._leaves.reached(leaf)).topics())
         except (Waits, BrokerUnavailable, KafkaRefused) as error:
             self.not_asked[leaf] = str(error)
             return {}

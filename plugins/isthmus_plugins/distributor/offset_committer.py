@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.distribution.group_times import GroupTime, unmarked, was_last_here
-from isthmus_plugins.distribution.times import Waits, position_at
+from isthmus_plugins.distribution.times import NotSet, position_at
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, Times, Timestamps
-from isthmus_plugins.distributor.later import Later
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.distributor.later import Found, Later
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.error_codes import ILLEGAL_GENERATION, STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID
 from isthmus_protocol.offsets_log import OffsetKey
@@ -34,11 +34,7 @@ AS_BROKERS_DO: Final = -1
 EARLIEST: Final = -2
 """In the place of a time: where the log begins."""
 _HAS_MEMBERS: Final = frozenset((UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH))
-_REASONS: Final = {
-    Waits.NOT_REACHED: reasons.NOT_REACHED,
-    Waits.MEMBERS: reasons.MEMBERS,
-    Waits.WENT_ON: reasons.WENT_ON,
-}
+_REASONS: Final = {NotSet.NOT_REACHED: reasons.NOT_REACHED, NotSet.WENT_ON: reasons.WENT_ON}
 
 
 class State(NamedTuple):
@@ -48,6 +44,9 @@ class State(NamedTuple):
     reason: Reason | None
     """None: it is set, or the group's last commit was here."""
     again_at: float
+    """Monotonic seconds: when to look again, whatever is said."""
+    position: int | None = None
+    """Where it was set."""
 
 
 class OffsetCommitter:
@@ -56,6 +55,7 @@ class OffsetCommitter:
     def __init__(
         self, context: PluginContext, commits: Commits, times: Times, timestamps: Timestamps, later: Later
     ) -> None:
+        self._context = context
         self._cluster = context.cluster
         self._later = later
         self._clock = context.clock
@@ -81,12 +81,17 @@ class OffsetCommitter:
         due: dict[str, dict[OffsetKey, GroupTime]] = defaultdict(dict)
         for key, each in said.items():
             state = self.states.get(key)
-            if state is None or state.said != each or now >= state.again_at:
+            if state is None or state.said != each or now >= state.again_at or self._is_deleted(key, state):
                 due[key.group][key] = each
         await some_at_once(GROUPS_AT_ONCE, self._set_some, due.items())
 
     async def go_back(self, group: str) -> Sequence[OffsetKey]:
-        """Set a group to where other clusters say, also where it went on here; which partitions they say it of."""
+        """Set a group to where other clusters say, also where it went on here; which partitions they say it of.
+
+        Raises BrokerUnavailable where not all of what they say was read.
+        """
+        if not (self._commits.loaded and self._times.loaded and self._timestamps.logs):
+            raise BrokerUnavailable("what groups have read here, and at other clusters, was not all read yet")
         said = {key: each for key, each in self._said().items() if key.group == group}
         await self._set(group, said, may_go_back=True)
         return list(said)
@@ -102,88 +107,98 @@ class OffsetCommitter:
     async def _set_some(self, due: tuple[str, Mapping[OffsetKey, GroupTime]]) -> None:
         await self._set(*due)
 
+    def _is_deleted(self, key: OffsetKey, state: State) -> bool:
+        """Whether retention took where a group was set: it would go on wherever its client resets to."""
+        one = self._timestamps.logs.get((key.topic, key.partition))
+        return one is not None and state.position is not None and state.position < one.start
+
     async def _set(self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool = False) -> None:
         try:
-            reasons_why = await self._look_and_set(group, said, may_go_back)
+            states = await self._look_and_set(group, said, may_go_back)
         except (BrokerUnavailable, KafkaRefused) as error:
-            reasons_why = dict.fromkeys(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
-        now = self._clock.monotonic()
-        for key, reason in reasons_why.items():
-            self.states[key] = State(said[key], reason, now + (KEPT_AGAIN_S if reason is None else RETRY_S))
+            states = self._waits(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
+        self.states |= states
+
+    def _waits(self, said: Mapping[OffsetKey, GroupTime], reason: Reason) -> dict[OffsetKey, State]:
+        again_at = self._clock.monotonic() + RETRY_S
+        return {key: State(each, reason, again_at) for key, each in said.items()}
 
     async def _look_and_set(
         self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool
-    ) -> dict[OffsetKey, Reason | None]:
-        """Why what is not set is not. Raises BrokerUnavailable, KafkaRefused."""
+    ) -> dict[OffsetKey, State]:
+        """What becomes of what is said. Raises BrokerUnavailable, KafkaRefused."""
         found = await self._cluster.committed_offsets([group], stable=True)
         if group not in found:
             raise BrokerUnavailable(f"what group {group} has committed cannot be read now")
         has = found[group]
         first_later = await self._first_later(said)
         own = self._commits.own(group)
-        done: dict[OffsetKey, Reason | None] = {}
+        now = self._clock.monotonic()
+        states: dict[OffsetKey, State] = {}
         wanted: dict[TopicPartition, CommittedOffset] = {}
         for key, each in said.items():
             place = key.topic, key.partition
             committed = has.get(place)
-            if committed is not None and (committed.offset < 0 or unmarked(committed.metadata)[0]):
-                itself = None
-            else:
-                itself = committed
-            if itself and not may_go_back and key in own and was_last_here(own[key].committed_ms, each):
-                done[key] = None
-                continue
+            is_own = committed is not None and committed.offset >= 0 and not unmarked(committed.metadata)[0]
+            itself = committed if is_own else None
+            if itself is not None and not may_go_back:
+                known = own.get(key)
+                if known is None or (known.offset, known.metadata) != itself:
+                    why = "when the group has committed here is not known now"
+                    states |= self._waits({key: each}, Reason(reasons.COMMIT_UNAVAILABLE, why))
+                    continue
+                if was_last_here(known.committed_ms, each):
+                    states[key] = State(each, None, now + KEPT_AGAIN_S)
+                    continue
             if place not in first_later:
-                done[key] = Reason(reasons.COMMIT_UNAVAILABLE, "the log here cannot be asked for times now")
+                why = "the log here cannot be asked for times now"
+                states |= self._waits({key: each}, Reason(reasons.COMMIT_UNAVAILABLE, why))
                 continue
-            position = position_at(
-                *first_later[place],
-                None if itself is None else itself.offset,
-                has_members=False,  # the coordinator says so
-                may_go_back=may_go_back,
-            )
-            if isinstance(position, Waits):
-                done[key] = Reason(_REASONS[position], position.value)
+            later, start = first_later[place]
+            own_offset = None if itself is None else itself.offset
+            position = position_at(later.offset, start, own_offset, may_go_back=may_go_back)
+            if isinstance(position, NotSet):
+                states |= self._waits({key: each}, Reason(_REASONS[position], position.value))
                 continue
             new = CommittedOffset(position, each.marked())
             state = self.states.get(key)
             is_kept_again = state is not None and state.said == each and state.reason is None
-            if committed == new and not is_kept_again:
-                done[key] = None
-            else:
+            states[key] = State(each, None, now + (0 if later.is_far else KEPT_AGAIN_S), position)
+            if committed != new or is_kept_again:
                 wanted[place] = new
         if wanted:
+            check_lease(self._context)  # what was paused sets nothing back that has gone on since
             refused = await self._cluster.commit_offsets(group, wanted, AS_BROKERS_DO)
             for place, new in wanted.items():
-                done[OffsetKey(group, *place)] = _reason(refused[place]) if place in refused else None
-                self.set += place not in refused and has.get(place) != new
-        return done
+                key = OffsetKey(group, *place)
+                if place in refused:
+                    states |= self._waits({key: said[key]}, _reason(refused[place]))
+                else:
+                    self.set += has.get(place) != new
+        return states
 
-    async def _first_later(
-        self, said: Mapping[OffsetKey, GroupTime]
-    ) -> Mapping[TopicPartition, tuple[int | None, int]]:
-        """By place: the first message that is later than what was said (None: none is), and where the log begins."""
+    async def _first_later(self, said: Mapping[OffsetKey, GroupTime]) -> Mapping[TopicPartition, tuple[Found, int]]:
+        """By place: the first message that is later than what was said, and where the log begins."""
         times = {(key.topic, key.partition): each.time + 1 for key, each in said.items()}
         starts = await self._cluster.offsets_for_times(dict.fromkeys(times, EARLIEST))
         # What is negative asks for something else. Messages without a timestamp (-1) are earlier than all others.
         asked = {place: time for place, time in times.items() if time > 0}
         found = await self._cluster.offsets_for_times(asked) if asked else {}
-        first_later: dict[TopicPartition, tuple[int | None, int]] = {}
+        first_later: dict[TopicPartition, tuple[Found, int]] = {}
         for place, time in times.items():
-            if place not in starts or (time > 0 and place not in found):
+            one = self._timestamps.logs.get(place)
+            if place not in starts or (time > 0 and place not in found) or one is None:
                 continue
             start = starts[place][0]
-            later: int | None = found[place][0] if time > 0 else start
-            log_here = self._timestamps.logs.get(place)
-            if later is None or later < 0:
-                later = None
-            elif time > 0 and log_here is not None:
-                later = await self._later.first(place, log_here.topic_id, time - 1, later)
+            later = Found(start)
+            if time > 0:
+                offset, _ = found[place]
+                later = Found(None) if offset < 0 else await self._later.first(place, one, time - 1, offset)
             first_later[place] = (later, start)
         return first_later
 
 
 def _reason(refused: Refused) -> Reason:
     if refused.error_code in _HAS_MEMBERS:
-        return Reason(_REASONS[Waits.MEMBERS], Waits.MEMBERS.value)
+        return Reason(reasons.MEMBERS, "the group has members here")
     return Reason(reasons.COMMIT_REFUSED, f"the coordinator refuses the commit: {refused.error_name}")

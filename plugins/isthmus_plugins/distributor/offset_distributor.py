@@ -43,7 +43,9 @@ TICK_S: Final = 1.0
 AT_ONCE: Final = 200
 """Records of a batch: each has an application's metadata, of 4 KB at most by default."""
 KEPT_AT_ONCE: Final = 500
-KEPT_AGAIN_S: Final = 3_600.0
+AGAIN_S: Final = 3_600.0
+"""What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
+cleaning leaves the last record of a group, which may be what another cluster has said before."""
 
 
 class Said(NamedTuple):
@@ -89,6 +91,8 @@ class OffsetDistributor:
         """By topic: how many this cluster has."""
         self._kept: dict[TopicPartition, KeptReached] = {}
         self._kept_at: dict[TopicPartition, float] = {}
+        self._began_at = context.clock.monotonic()
+        self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
         self.unsaid: dict[OffsetKey, Reason] = {}
         """Groups of which nothing is said, or nothing new."""
@@ -192,19 +196,17 @@ class OffsetDistributor:
             await self._transactions.commit(
                 {(TIMES_TOPIC, 0): batches} if batches and not first else {}, REACHED_GROUP, offsets
             )
-            self._kept |= {place: kept[place] for place in some}
-            self._kept_at |= dict.fromkeys(some, self._clock.monotonic())
+            self._kept |= {place: kept[place] for place in offsets}
+            self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
         self.sent += len(records)
         for key, said in records.items():
-            if said is None:
-                self._times.latest.pop(key, None)
-            else:
-                self._times.latest[key] = said
+            self._times.hear(key, said)
+        self._told_at |= dict.fromkeys(records, self._clock.monotonic())
 
     def _records(self) -> dict[OffsetKey, GroupTime | None]:
         """What is new of groups; None: they have committed nothing any more."""
         found: dict[OffsetKey, GroupTime | None] = {}
-        own = self._commits.own()
+        own, now = self._commits.own(), self._clock.monotonic()
         for gone in self.unsaid.keys() - own.keys():
             del self.unsaid[gone]
         for key, commit in own.items():
@@ -221,7 +223,8 @@ class OffsetDistributor:
                 continue
             self.unsaid.pop(key, None)
             said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
-            if is_news(said, known, self._margin_ms):
+            is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
+            if is_due or is_news(said, known, self._margin_ms):
                 found[key] = said
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
@@ -269,7 +272,7 @@ class OffsetDistributor:
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
             before = self._kept[place].times if place in self._kept else {}
             is_due = any(moves_on(before.get(level), time, self._margin_ms) for level, time in times.items())
-            if times and (is_due or now - self._kept_at[place] > KEPT_AGAIN_S):
+            if times and (is_due or now - self._kept_at[place] > AGAIN_S):
                 changed[place] = KeptReached(times)
         return changed
 
@@ -280,9 +283,11 @@ class OffsetDistributor:
         """
         groups = {courses_group(level): level for level in levels}
         found = await self._cluster.committed_offsets(groups)
+        if missing := groups.keys() - found.keys():
+            raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
         settled: dict[tuple[int, str, int, str], int] = {}
         for group, level in groups.items():
-            for place, committed in found.get(group, {}).items():
+            for place, committed in found[group].items():
                 try:
                     kept = KeptCourse.of(committed.metadata)
                 except PositionError:

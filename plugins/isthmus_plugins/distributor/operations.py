@@ -239,7 +239,11 @@ class Operations:
             if status is None:
                 raise OperationError("INVALID", "no groups' offsets are distributed: `groups` in the tree's file", 422)
             raise OperationError("CONFLICT", f"proxy {status.proxy} distributes groups' offsets: ask that one")
-        if not await running.committer.go_back(group):
+        try:
+            said = await running.committer.go_back(group)
+        except BrokerUnavailable as error:
+            raise OperationError("NOT_AVAILABLE", str(error), 503) from error
+        if not said:
             raise OperationError("NOT_FOUND", f"no other cluster has said how far group {group} has read", 404)
         return self.status()
 

@@ -48,6 +48,21 @@ class OutOfRange(Exception):
     """A log does not have an offset: it begins later, or ends before it."""
 
 
+def by_leader(
+    topics: Mapping[str, TopicInfo], positions: Mapping[TopicPartition, int]
+) -> dict[int, dict[TopicPartition, FetchPartition]]:
+    """What to ask each broker for. Raises BrokerUnavailable where a partition has no leader."""
+    asked: dict[int, dict[TopicPartition, FetchPartition]] = {}
+    for place, position in positions.items():
+        topic, partition = topics[place[0]], topics[place[0]].partitions[place[1]]
+        if partition.leader < 0:
+            raise BrokerUnavailable(f"{place[0]}-{place[1]} has no leader now")
+        asked.setdefault(partition.leader, {})[place] = FetchPartition(
+            topic.topic_id, place[1], position, PARTITION_BYTES, partition.leader_epoch
+        )
+    return asked
+
+
 class Reads:
     """Of the partitions of one distributor."""
 
@@ -65,13 +80,7 @@ class Reads:
 
     async def run(self, topics: Mapping[str, TopicInfo], positions: Mapping[TopicPartition, int]) -> None:
         """Read from ``positions`` on until cancelled. Raises BrokerUnavailable, OutOfRange: begin anew."""
-        for place, position in positions.items():
-            topic, partition = topics[place[0]], topics[place[0]].partitions[place[1]]
-            asked = FetchPartition(topic.topic_id, place[1], position, PARTITION_BYTES, partition.leader_epoch)
-            self._asked.setdefault(partition.leader, {})[place] = asked
-        if -1 in self._asked:
-            topic_name, number = next(iter(self._asked[-1]))
-            raise BrokerUnavailable(f"{topic_name}-{number} has no leader now")
+        self._asked |= by_leader(topics, positions)
         try:
             async with asyncio.TaskGroup() as group:
                 for leader, asked_of in self._asked.items():

@@ -18,6 +18,7 @@ from isthmus.cli.root import app
 from isthmus_control.commands import ClaimDistributor, RaiseLevel
 from isthmus_control.levels import TREES
 from isthmus_control.model import Reason
+from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.distribution.group_times import GroupTime
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_plugins.distributor.operations import Operations
@@ -198,6 +199,8 @@ def test_offsets_of_groups_are_shown_and_put_back(
 
     async def go_back(group: str) -> list[OffsetKey]:
         went_back.append(group)
+        if group == "not-read-yet":
+            raise BrokerUnavailable("not all read yet")
         return [] if group == "unknown" else [key]
 
     key = OffsetKey("bills-1", "t-1", 0)
@@ -250,7 +253,9 @@ def test_offsets_of_groups_are_shown_and_put_back(
     assert run(admin, "go-back", "bills-1").exit_code == 0
     refused = run(admin, "go-back", "unknown")
     assert (refused.exit_code, "no other cluster has said" in refused.stderr) == (1, True)
-    assert went_back == ["bills-1", "unknown"]
+    refused = run(admin, "go-back", "not-read-yet")
+    assert (refused.exit_code, "not all read yet (NOT_AVAILABLE)" in refused.stderr) == (1, True)
+    assert went_back == ["bills-1", "unknown", "not-read-yet"]
 
 
 def test_what_is_wrong_is_said(admin: RunningAdmin, distributors: dict[int, Any], file: Path, tmp_path: Path) -> None:

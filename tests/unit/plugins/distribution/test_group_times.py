@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from isthmus_plugins.distribution.group_times import (
     GroupTime,
     MalformedTime,
+    counts,
     is_news,
     key_of,
     read_key,
@@ -18,7 +19,7 @@ from isthmus_plugins.distribution.group_times import (
 from isthmus_protocol.offsets_log import OffsetKey
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-NUMBERS = st.integers(-(2**63), 2**63 - 1)
+NUMBERS = st.integers(-(2**63), 2**63 - 2)
 FLAGS = st.integers(1, 2**63 - 1)
 
 
@@ -53,7 +54,22 @@ def test_nothing_else_is_a_key(key: bytes | None) -> None:
         read_key(key)
 
 
-@pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"1", b"{}", b'{"time":"x","committed_ms":1,"origin":"c"}'])
+NO_TIMES = [
+    b"",
+    b"\xff",
+    b"[]",
+    b"1",
+    b"{}",
+    b'{"time":"x","committed_ms":1,"origin":"c"}',
+    b'{"time":1e999,"committed_ms":1,"origin":"c","metadata":""}',
+    b'{"time":9223372036854775807,"committed_ms":1,"origin":"c","metadata":""}',
+    b'{"time":1,"committed_ms":1,"origin":"c","metadata":null}',
+    b"[" * 100_000,
+]
+"""Text, numbers that are none or that no broker is to be asked for, what is too deep."""
+
+
+@pytest.mark.parametrize("value", NO_TIMES, ids=lambda value: value[:40].decode("latin1"))
 def test_nothing_else_is_a_time(value: bytes) -> None:
     with pytest.raises(MalformedTime, match="is no time of a group"):
         GroupTime.of(value, 0)
@@ -64,6 +80,14 @@ def test_the_last_commit_anywhere_counts() -> None:
     assert was_last_here(1, None)
     assert was_last_here(1, own)
     assert [was_last_here(committed_ms, others) for committed_ms in (99, 100, 101)] == [False, False, True]
+
+
+def test_of_two_clusters_the_one_counts_at_which_the_group_committed_later() -> None:
+    known = GroupTime(5, 100, "c1", "", 4)
+    assert counts(known, None)
+    assert counts(known._replace(time=1, committed_ms=50), known)
+    others = [known._replace(origin="c2", committed_ms=committed_ms) for committed_ms in (99, 100, 101)]
+    assert [counts(each, known) for each in others] == [False, False, True]
 
 
 def test_a_time_is_told_again_where_it_is_earlier_or_has_gone_on_far_enough() -> None:

@@ -75,7 +75,11 @@ def test_what_was_reached_reads_as_it_was_written(times: dict[int, int]) -> None
     assert KeptReached.of(KeptReached(times).metadata()) == KeptReached(times)
 
 
-@pytest.mark.parametrize("metadata", ["", "[]", '{"x":1}', '{"4":null}', '{"4":"y"}'])
+NESTED = "[" * METADATA_BYTES_MAX
+"""Too deep for a parser."""
+
+
+@pytest.mark.parametrize("metadata", ["", "[]", '{"x":1}', '{"4":null}', '{"4":"y"}', '{"4":1e999}', NESTED])
 def test_nothing_else_was_reached(metadata: str) -> None:
     with pytest.raises(PositionError, match="which no distributor of this version has written"):
         KeptReached.of(metadata)
@@ -83,7 +87,9 @@ def test_nothing_else_was_reached(metadata: str) -> None:
 
 @pytest.mark.parametrize(
     "metadata",
-    ["", "x", "[]", "{}", "null", '{"term":[1,0]}', '{"term":3,"epoch":1}', '{"version":1,"stretches":[]}',
+    ["", "x", "[]", "{}", "null", NESTED, '{"version":1e999,"stretches":[]}',
+     '{"term":[1,1e999],"topic_id":"","epoch":1}',
+     '{"term":[1,0]}', '{"term":3,"epoch":1}', '{"version":1,"stretches":[]}',
      '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[]}',
      '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0]]}'],
 )  # fmt: skip

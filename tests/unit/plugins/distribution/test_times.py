@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isthmus_plugins.distribution.times import (
     MARGIN_MS,
     LeastTimestamps,
-    Waits,
+    NotSet,
     moves_on,
     position_at,
     reached,
@@ -57,10 +57,10 @@ def test_the_document_has_an_example() -> None:
         least.appended(offset, minute * 60_000)
     assert time_to_send(least.since(35), []) == 6 * 60_000
     # On the new cluster they have offsets 0, 1 and 2: the last one is later, so the group goes on at the one before.
-    assert position_at(2, 0, None, has_members=False) == 1
+    assert position_at(2, 0, None) == 1
     # A group that stopped at what is deleted goes on at the log's start.
     assert time_to_send(least.since(3), []) == 4 * 60_000
-    assert position_at(0, 0, None, has_members=False) == 0
+    assert position_at(0, 0, None) == 0
 
 
 @st.composite
@@ -95,7 +95,7 @@ def test_nothing_unread_lies_before_the_position(
         assert not here
         return
     first_later = next((offset for offset, message in enumerate(there) if times[message] > sent), None)
-    position = position_at(first_later, 0, None, has_members=False)
+    position = position_at(first_later, 0, None)
     if isinstance(position, int):
         read = set(here[:committed])
         assert set(there[:position]) <= read
@@ -129,19 +129,17 @@ def test_what_is_not_known_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_later", "committed", "has_members", "may_go_back", "expected"),
+    ("first_later", "committed", "may_go_back", "expected"),
     [
-        (7, None, False, False, 6),
-        (7, 5, False, False, 6),
-        (7, 9, False, False, Waits.WENT_ON),
-        (7, 9, False, True, 6),
-        (7, None, True, True, Waits.MEMBERS),
-        (None, None, False, False, Waits.NOT_REACHED),
-        (3, None, False, False, 3),
+        (7, None, False, 6),
+        (7, 5, False, 6),
+        (7, 9, False, NotSet.WENT_ON),
+        (7, 9, True, 6),
+        (None, None, False, NotSet.NOT_REACHED),
+        (3, None, False, 3),
     ],
 )
 def test_what_is_committed_at_the_receiver(
-    first_later: int | None, committed: int | None, has_members: bool, may_go_back: bool, expected: int | Waits
+    first_later: int | None, committed: int | None, may_go_back: bool, expected: int | NotSet
 ) -> None:
-    found = position_at(first_later, 3, committed, has_members=has_members, may_go_back=may_go_back)
-    assert found == expected
+    assert position_at(first_later, 3, committed, may_go_back=may_go_back) == expected

@@ -12,7 +12,8 @@ from support.records import PLAIN
 
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition
 from isthmus_plugins.distributor import later
-from isthmus_plugins.distributor.later import Later
+from isthmus_plugins.distributor.followed import TimedLog
+from isthmus_plugins.distributor.later import Found, Later
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import read_header
 
@@ -26,6 +27,9 @@ class Log:
         self.batches = batches
         self.asked: list[int] = []
         self.error_code = 0
+        self.leader_epoch = 0
+        self.end = 0
+        """If it is behind the last batch."""
 
     async def leader_of(self, topic: str, partition: int) -> int:
         return 1
@@ -36,7 +40,8 @@ class Log:
     async def fetch(self, partitions: list[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
         (asked,) = partitions
         self.asked.append(asked.offset)
-        end = read_header(self.batches[-1]).next_offset
+        assert asked.leader_epoch == self.leader_epoch
+        end = self.end or read_header(self.batches[-1]).next_offset
         found = next((each for each in self.batches if read_header(each).next_offset > asked.offset), b"")
         return [Fetched(TOPIC_ID, 0, self.error_code, end, 0, memoryview(found))]
 
@@ -49,8 +54,14 @@ def marker(offset: int, timestamp: int) -> bytes:
     return control_batch(offset, True, producer_id=1, producer_epoch=0, timestamp=timestamp)
 
 
-def first(found: Later, time: int, offset: int = 0) -> int | None:
-    return asyncio.run(found.first(PLACE, TOPIC_ID, time, offset))
+def look(found: Later, time: int, offset: int = 0, leader_epoch: int = 0) -> Found:
+    return asyncio.run(found.first(PLACE, TimedLog(TOPIC_ID, leader_epoch, 0, 0), time, offset))
+
+
+def first(found: Later, time: int, offset: int = 0, leader_epoch: int = 0) -> int | None:
+    there = look(found, time, offset, leader_epoch)
+    assert not there.is_far
+    return there.offset
 
 
 def test_markers_are_no_messages() -> None:
@@ -71,8 +82,25 @@ def test_what_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> Non
     # Where it is far, it is somewhere before.
     monkeypatch.setattr(later, "LOOK_BYTES_MAX", 1)
     found = Later(log)
-    assert [first(found, 8) for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    far = [look(found, 8) for _ in range(9)]
+    assert far == [Found(offset, is_far=True) for offset in range(1, 10)]
     assert first(found, 8) == 9
+
+
+def test_what_was_read_of_a_log_that_has_lost_its_end_since_counts_for_nothing() -> None:
+    log: Any = Log(*(batch(offset, 1) for offset in range(10)))
+    found = Later(log)
+    assert first(found, 5) is None
+    log.leader_epoch = 1
+    log.batches = (*log.batches[:5], batch(5, 8), *(batch(offset, 9) for offset in range(6, 12)))
+    assert first(found, 5, leader_epoch=1) == 5
+
+
+def test_a_hole_at_the_end_of_a_log_is_waited_at() -> None:
+    log: Any = Log(batch(0, 1), batch(1, 2))
+    log.end = 5
+    assert look(Later(log), 3) == Found(2, is_far=True)
+    assert log.asked == [0, 1, 2]
 
 
 def test_a_log_that_cannot_be_read() -> None:

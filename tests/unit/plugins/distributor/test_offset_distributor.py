@@ -1,20 +1,139 @@
-"""What the distributor of groups' offsets says nothing of."""
+"""What the distributor of groups' offsets tells, and what it says nothing of."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.distribution.document import read_document
+from isthmus_plugins.distribution.group_times import GroupTime, read_key
+from isthmus_plugins.distribution.kept import KeptCourse, KeptReached
+from isthmus_plugins.distribution.positions import Course, Stretch, Term
+from isthmus_plugins.distributor import offset_distributor
+from isthmus_plugins.distributor.followed import TimedLog, Times
 from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
 from isthmus_plugins.distributor.reasons import Waits
+from isthmus_protocol.offsets_log import Commit, OffsetKey
+from isthmus_protocol.record_codec import decode_records
 
 CLUSTERS = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in ("c1", "c2")}
 DOCUMENT = {"version": 1, "topics": ["t-"], "groups": ["g-"], "clusters": CLUSTERS, "tree": ["c1", "c2"]}
+
+PLACES: Final = [("t-1", number) for number in range(2)]
+TOPIC_ID: Final = bytes(16)
+
+
+class World:
+    """A cluster of which all is read, with two partitions; it reaches what another cluster says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.logs = {place: self.log() for place in PLACES}
+        self.told: list[tuple[OffsetKey, GroupTime | None]] = []
+        self.kept: dict[TopicPartition, KeptReached] = {}
+        self.cannot_be_asked: set[str] = set()
+        self.on_commit: Callable[[], None] = lambda: None
+        self.groups: dict[OffsetKey, Commit] = {}
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        context: Any = SimpleNamespace(cluster=self, clock=clock)
+        commits: Any = SimpleNamespace(
+            loaded=True, own=lambda: self.groups, has=self.groups.__contains__, follows=lambda _: True
+        )
+        timestamps: Any = SimpleNamespace(logs=self.logs)
+        leaves: Any = SimpleNamespace(reached=self.other)
+        self.times = Loaded(context, "")
+        document = read_document(json.dumps(DOCUMENT))
+        self.distributor = OffsetDistributor(context, document, "c1", commits, self.times, timestamps, leaves)
+
+    def log(self) -> TimedLog:
+        one = TimedLog(TOPIC_ID, 0, 0, 0)
+        one.least.appended(9, 1_000_000)
+        one.position, one.read_at, one.read_at_ms = 10, self.now, 2_000_000
+        return one
+
+    def transactions(self, transactional_id: str) -> Any:
+        return self
+
+    async def commit(
+        self,
+        batches: Mapping[TopicPartition, Sequence[bytes]],
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        self.kept |= {place: KeptReached.of(each.metadata) for place, each in offsets.items()}
+        for record in (each for some in batches.values() for batch in some for each in decode_records(batch)):
+            self.told.append((read_key(record.key), record.value and GroupTime.of(record.value, 0)))
+        self.on_commit()
+
+    async def committed_offsets(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        kept = KeptCourse(Course((Stretch(Term(1, 0), "c2", 0, 10),)), 1, TOPIC_ID.hex()).metadata()
+        settled = dict.fromkeys(PLACES, CommittedOffset(10, kept))
+        return {group: settled for group in groups if group not in self.cannot_be_asked}
+
+    async def other(self, name: str) -> Any:
+        async def committed_offsets(groups: Collection[str]) -> Any:
+            kept = KeptReached({4: 3_000_000}).metadata()
+            return {group: dict.fromkeys(PLACES, CommittedOffset(0, kept)) for group in groups}
+
+        return SimpleNamespace(committed_offsets=committed_offsets)
+
+
+class Loaded(Times):
+    loaded = True
+
+
+def test_what_a_cluster_has_reached_is_kept_before_it_counts_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition in a transaction, and after the first one its logs are read anew."""
+    monkeypatch.setattr(offset_distributor, "KEPT_AT_ONCE", 1)
+    world = World()
+    world.on_commit = world.logs.clear
+    asyncio.run(world.distributor.tick())
+    assert world.kept == {PLACES[0]: KeptReached({4: 2_000_000})}
+    world.logs |= {place: world.log() for place in PLACES}
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+
+
+def test_what_is_settled_has_to_be_known_of_all_levels() -> None:
+    """Else what was told of one of them would be taken back, and others would wait."""
+    world = World()
+    world.cannot_be_asked.add("__isthmus_tree_courses_4")
+    with pytest.raises(BrokerUnavailable, match="what group __isthmus_tree_courses_4 has committed cannot be read now"):
+        asyncio.run(world.distributor.tick())
+    assert world.kept == {}
+
+
+def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
+    """Elsewhere it may stand before what another cluster has said before, of which cleaning leaves the last."""
+    world = World()
+    key = OffsetKey("g-1", *PLACES[0])
+    world.groups[key] = Commit(10, "", 500, 0)
+
+    def ticked() -> int:
+        asyncio.run(world.distributor.ask("c2"))
+        for one in world.logs.values():
+            one.read_at = world.now
+        asyncio.run(world.distributor.tick())
+        return len(world.told)
+
+    assert [ticked() for _ in range(3)] == [1, 1, 1]
+    world.now += 3_601
+    assert [ticked() for _ in range(3)] == [2, 2, 2]
+    assert world.told == [(key, GroupTime(1_000_001 - 60_000, 500, "c1", ""))] * 2
+    # What comes from another cluster counts where the group has committed later there.
+    world.times.hear(key, GroupTime(7, 499, "c2", "", 8))
+    assert ticked() == 2
+    assert world.times.latest[key].origin == "c1"
+    world.times.hear(key, GroupTime(7, 501, "c2", "", 8))
+    world.now += 3_601
+    assert ticked() == 2
+    assert world.times.latest[key].origin == "c2"
 
 
 @pytest.mark.parametrize(("theirs", "said"), [(2, True), (1, False), (3, False)])

@@ -12,7 +12,7 @@ from support.fake_trees import Member, context, members
 
 from isthmus_control.commands import RaiseLevel
 from isthmus_control.levels import TREES
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import TIMES_TOPIC, KeptCourse, KeptGiven, given_group, given_metadata
 from isthmus_plugins.distribution.positions import Course, Given, Stretch, Term
@@ -283,6 +283,25 @@ def test_a_cluster_is_taken_out_when_nobody_lacks_what_it_has() -> None:
     with pytest.raises(OperationError, match="isthmus tree leave"):
         leaving.apply(THREE, version=2)
     assert asyncio.run(leaving.operations.leave(dry_run=False, give_up=True)).lacking
+
+
+def test_a_cluster_that_dies_while_it_is_asked_is_none_that_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has said what it keeps, and not where its logs end."""
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c3", "c4")
+
+    async def dies(places: Any) -> Any:
+        raise BrokerUnavailable("no broker answers")
+
+    monkeypatch.setattr(proxy.clusters["c3"], "log_ends", dies)
+    assert proxy.apply(THREE, version=2, dry_run=True).blocked == [
+        "c3: c1 writes to it at level 8: choose another target",
+        "c3 does not say how far it is: no broker answers; if it is lost: --give-up, and what it had passed on to "
+        "nobody is lost with it",
+    ]
 
 
 def test_a_cluster_that_is_lost_is_given_up() -> None:

@@ -1,0 +1,109 @@
+"""What is followed of this cluster's logs: when all was read, and what is shown where it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
+
+from isthmus_plugins.cluster import TopicInfo, TopicPartition
+from isthmus_plugins.distributor.followed import Commits, Timestamps
+from isthmus_plugins.distributor.following import Following
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+PLACE: TopicPartition = ("t-1", 0)
+
+
+class World:
+    """One cluster with a topic of three messages."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster(random.Random(1))
+        self.partition = self.cluster.add_topic("t-1").partitions[0]
+        for number in range(3):
+            self.partition.write_values(b"v", timestamp=1_000 + number)
+        self.context: Any = FakeContext(self.cluster, FakeControl("c", random.Random(1)))
+
+    def timestamps(self) -> Timestamps:
+        async def topics() -> Mapping[str, TopicInfo]:
+            return await self.cluster.topics_named(["t-1"])
+
+        async def needed() -> Mapping[TopicPartition, int]:
+            return {}
+
+        return Timestamps(self.context, topics, needed)
+
+    def commits(self) -> Commits:
+        return Commits(self.context, lambda group: True)
+
+
+def follow(following: Following[Any], test: Coroutine[Any, Any, None]) -> None:
+    """Have it follow while a test runs."""
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(following.run(), name="following")
+            await test
+            task.cancel()
+
+    run_simulated(both())
+
+
+def test_a_log_is_not_read_while_its_new_leader_does_not_give_all_that_was_acked() -> None:
+    """Others have settled what was acked here: until it is read, nothing is known of what a group has not read."""
+    world = World()
+    timestamps = world.timestamps()
+
+    async def test() -> None:
+        world.partition.lag = 1  # the last message was acked by the leader before
+        await asyncio.sleep(3)
+        one = timestamps.logs[PLACE]
+        assert (one.position, one.end, one.read_at) == (2, 2, None)
+        assert not timestamps.loaded
+        timestamps.read_from(PLACE, 1)
+        await asyncio.sleep(3)
+        assert timestamps.logs[PLACE].read_at is None
+        world.partition.lag = 0
+        await asyncio.sleep(3)
+        one = timestamps.logs[PLACE]
+        assert (one.position, one.least.since(2)) == (3, 1_002)
+        assert timestamps.loaded
+
+    follow(timestamps, test())
+
+
+def test_without_the_offsets_topic_nothing_is_known_of_groups() -> None:
+    """Brokers that do not tell of it now are no reason to say that groups have committed nothing."""
+    world = World()
+    commits = world.commits()
+
+    async def test() -> None:
+        await asyncio.sleep(3)
+        assert not commits.loaded
+        assert commits.waits is not None
+        assert commits.waits.message == f"there is no topic {OFFSETS_TOPIC} now"
+        world.cluster.add_topic(OFFSETS_TOPIC)
+        await asyncio.sleep(3)
+        assert (commits.loaded, commits.waits) == (True, None)
+
+    follow(commits, test())
+
+
+def test_a_log_that_cannot_be_read_further_is_shown() -> None:
+    world = World()
+    partition = world.cluster.add_topic(OFFSETS_TOPIC).partitions[0]
+    partition.write_values(b"v", keys=[b"k"])
+    partition.log[-1] = partition.log[-1][:-1] + b"\x05"  # more headers than there are
+    commits = world.commits()
+
+    async def test() -> None:
+        await asyncio.sleep(3)
+        assert not commits.loaded
+        assert commits.broken is not None
+        assert commits.broken.code == "MALFORMED_BATCH"
+        assert commits.broken.message.startswith(f"{OFFSETS_TOPIC}-0, at or behind offset 0: ")
+
+    follow(commits, test())

@@ -1,0 +1,168 @@
+"""Where groups are set by the times that other clusters say, and what keeps them from being set."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
+from support.partition_log import control_batch
+
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicInfo, TopicPartition
+from isthmus_plugins.distribution.group_times import GroupTime
+from isthmus_plugins.distributor import later
+from isthmus_plugins.distributor.followed import Timestamps
+from isthmus_plugins.distributor.later import Later
+from isthmus_plugins.distributor.offset_committer import OffsetCommitter
+from isthmus_protocol.offsets_log import Commit, OffsetKey
+
+PLACE: TopicPartition = ("t-1", 0)
+KEY = OffsetKey("g", *PLACE)
+BEGAN_MS = 1_700_000_000_000
+MARKERS_MS = BEGAN_MS + 3_600_000
+"""A log that was filled: its markers are later than all of its messages."""
+
+
+class World:
+    """A cluster whose log has messages at even offsets, a second from each other, each followed by a marker."""
+
+    def __init__(self, messages: int = 20) -> None:
+        self.cluster = FakeCluster(random.Random(1))
+        self.partition = self.cluster.add_topic("t-1").partitions[0]
+        for number in range(messages):
+            self.partition.write_values(b"v", timestamp=time_of(number))
+            self.partition.write(
+                control_batch(self.partition.end, True, producer_id=7, producer_epoch=0, timestamp=MARKERS_MS)
+            )
+        self.context: Any = FakeContext(self.cluster, FakeControl("c", random.Random(1)))
+        self.own: dict[OffsetKey, Commit] = {}
+        """What groups have committed themselves, as far as the log of it was read."""
+        self.said: dict[OffsetKey, GroupTime] = {}
+
+        async def topics() -> Mapping[str, TopicInfo]:
+            return await self.cluster.topics_named(["t-1"])
+
+        async def needed() -> Mapping[TopicPartition, int]:
+            return {}
+
+        self.timestamps = Timestamps(self.context, topics, needed)
+        commits: Any = SimpleNamespace(loaded=True, follows=lambda group: True, own=lambda group: self.own)
+        times: Any = SimpleNamespace(loaded=True, latest=self.said)
+        self.committer = OffsetCommitter(self.context, commits, times, self.timestamps, Later(self.cluster))
+
+    def say(self, time: int, committed_ms: int = 0) -> None:
+        self.said[KEY] = GroupTime(time, committed_ms, "other", "its own", 8)
+
+    def commit(self, offset: int) -> None:
+        """The group itself; the log of it was not read yet."""
+        self.cluster.offsets["g"] = {PLACE: CommittedOffset(offset, "")}
+
+    @property
+    def position(self) -> int:
+        return self.cluster.offsets["g"][PLACE].offset
+
+    @property
+    def reason(self) -> str | None:
+        reason = self.committer.states[KEY].reason
+        return None if reason is None else reason.code
+
+    def run(self, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def both() -> None:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(self.timestamps.run(), name="timestamps")
+                await asyncio.sleep(3)
+                assert self.timestamps.loaded
+                await test()
+                task.cancel()
+
+        run_simulated(both())
+
+
+def time_of(number: int) -> int:
+    return BEGAN_MS + number * 1_000
+
+
+def test_where_a_time_is_far_it_is_gone_on_to_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers tell the first marker, and what is behind it is read some of the way at a time."""
+    monkeypatch.setattr(later, "LOOK_BYTES_MAX", 1)
+    monkeypatch.setattr(later, "READ_BYTES", 1)
+    world = World()
+
+    async def test() -> None:
+        world.say(time_of(9))
+        positions = []
+        for _ in range(25):
+            await world.committer.tick()
+            positions.append(world.position)
+        assert positions == sorted(positions)
+        assert positions[0] < 5
+        assert positions[-1] == 2 * 10 - 1
+        requests = world.cluster.requests
+        await world.committer.tick()
+        assert world.cluster.requests == requests, "it is looked at again, and is where it is to be"
+
+    world.run(test)
+
+
+def test_a_group_whose_position_retention_took_is_set_again() -> None:
+    """Where its client resets to the end, it would leave out what it has not read."""
+    world = World()
+
+    async def test() -> None:
+        world.say(time_of(9))
+        await world.committer.tick()
+        assert (world.position, world.reason) == (19, None)
+        world.partition.delete_records(20)
+        world.partition.write_values(b"v", timestamp=time_of(20))
+        await asyncio.sleep(1)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (20, None)
+
+    world.run(test)
+
+
+def test_a_commit_of_the_group_that_was_not_read_yet_is_not_taken_for_an_older_one() -> None:
+    """It went back here, and that was its last commit: it is not set on."""
+    world = World()
+
+    async def test() -> None:
+        world.say(time_of(9), committed_ms=100)
+        world.own[KEY] = Commit(5, "", 50, 0)
+        world.commit(2)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (2, "COMMIT_UNAVAILABLE")
+        world.own[KEY] = Commit(2, "", 150, 1)
+        await asyncio.sleep(5)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (2, None)
+        # One that was read, and is older than another cluster's, is.
+        world.say(time_of(9), committed_ms=200)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (19, None)
+
+    world.run(test)
+
+
+def test_nobody_is_set_back_by_what_is_half_read() -> None:
+    world = World()
+    world.say(time_of(9))
+    with pytest.raises(BrokerUnavailable, match="was not all read yet"):
+        asyncio.run(world.committer.go_back("g"))  # the timestamps are not followed yet
+
+
+def test_a_proxy_that_has_lost_its_lease_sets_nothing() -> None:
+    """Another one may have set the group since, and it may have gone on."""
+    world = World()
+
+    async def test() -> None:
+        world.say(time_of(9))
+        world.context.lease_deadline = world.context.clock.monotonic() - 1
+        await world.committer.tick()
+        assert world.reason == "COMMIT_UNAVAILABLE"
+        assert "g" not in world.cluster.offsets
+
+    world.run(test)
