@@ -97,6 +97,8 @@ class Held(NamedTuple):
     for_s: float
     one_batch_before: int
     """What was refused is before this offset; up to there one batch is given at a time, so that all before it is."""
+    reason: Reason
+    """Also told while it is tried again."""
 
 
 class Again(Exception):
@@ -137,7 +139,8 @@ class Distributor:
         self._prepared_bytes = 0
         self._next: dict[TopicPartition, int] = {}
         """Up to where everything is given, under way, or prepared."""
-        self._held: dict[TopicPartition, Held] = {}
+        self.held: dict[TopicPartition, Held] = {}
+        """What the target has refused, waiting or tried again."""
         self._keep_at = math.inf
         """When positions are committed, by the loop's clock."""
         self._target_ends: dict[str, Mapping[int, int]] = {}
@@ -222,7 +225,7 @@ class Distributor:
         self._settling.begin()
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
-        self._held.clear()
+        self.held.clear()
         self._keep_at = math.inf
         self.left_out = dict(self._courses.wrong)
         await some_at_once(AT_ONCE, self._cut_where_read, list(self.courses))
@@ -513,7 +516,7 @@ class Distributor:
         try:
             while True:
                 if not self._preparing:
-                    held = min((each.until for each in self._held.values()), default=math.inf)
+                    held = min((each.until for each in self.held.values()), default=math.inf)
                     await self._reads.wait(min(due if tick is None else math.inf, self._keep_at, held))
                 self._go_on_with_held()
                 for read in self._reads.take(GIVEN_BYTES - self._prepared_bytes):
@@ -578,7 +581,7 @@ class Distributor:
         if prepared is None:
             payload_max = self._payload_max.get(place, PAYLOAD_BYTES_MAX)
             copies = Copies(self._tree.header.encode(), self.courses[place], self.level, payload_max)
-            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]), place in self._held)
+            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]), place in self.held)
         try:
             await beside_the_loop(read.size, partial(prepared.add, read))
             self._prepared_bytes += read.size
@@ -653,11 +656,11 @@ class Distributor:
             self._note_refused(each)
             if not each.is_all:
                 self._go_back(place)
-            held = self._held.get(place)
+            held = self.held.get(place)
             if held is not None:
-                self._held[place] = held._replace(for_s=HELD_S / 2)
+                self.held[place] = held._replace(for_s=HELD_S / 2)
                 if each.following >= held.one_batch_before:
-                    del self._held[place]
+                    del self.held[place]
 
     async def _commit(
         self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]], parcels: Sequence[Parcel] = ()
@@ -704,13 +707,14 @@ class Distributor:
             if error.error_code in TOO_LARGE and records > 1:
                 self._payload_max[place] = min(self._payload_max.get(place, PAYLOAD_BYTES_MAX), size) // 2
                 continue
-            held = self._held.get(place)
+            held = self.held.get(place)
             for_s = HELD_S if held is None else min(2 * held.for_s, HELD_MAX_S)
-            self._held[place] = Held(now + for_s, for_s, until if held is None else max(until, held.one_batch_before))
-            self.left_out[place] = Reason(
+            reason = self.left_out[place] = Reason(
                 reasons.TARGET_REFUSES_RECORDS,
                 f"the target takes nothing from offset {self.positions[place]} on, and is asked again: {error}",
             )
+            one_batch_before = until if held is None else max(until, held.one_batch_before)
+            self.held[place] = Held(now + for_s, for_s, one_batch_before, reason)
             self._reads.leave_out(place)
             if held is None:
                 more = {"level": self.level, "partition": f"{place[0]}-{place[1]}", "error": str(error)}
@@ -724,9 +728,9 @@ class Distributor:
 
     def _go_on_with_held(self) -> None:
         now = asyncio.get_running_loop().time()
-        for place, held in self._held.items():
+        for place, held in self.held.items():
             if held.until <= now:
-                self._held[place] = held._replace(until=math.inf)
+                self.held[place] = held._replace(until=math.inf)
                 del self.left_out[place]
                 self._reads.go_back(place, self.positions[place])
 

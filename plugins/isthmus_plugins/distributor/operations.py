@@ -355,7 +355,8 @@ class Operations:
 def _partitions(running: Distributor) -> Iterable[DistributedPartition]:
     for place in sorted({*running.courses, *running.left_out}):
         course, position, end = running.courses.get(place), running.positions.get(place), running.ends.get(place)
-        reason = running.left_out.get(place) or running.told.get(place)
+        held = running.held.get(place)
+        reason = running.left_out.get(place) or (held and held.reason) or running.told.get(place)
         yield DistributedPartition(
             topic=place[0],
             partition=place[1],
