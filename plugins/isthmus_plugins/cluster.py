@@ -45,7 +45,6 @@ NOT_APPENDED: Final = frozenset(
         codes.LEADER_NOT_AVAILABLE,
         codes.MESSAGE_TOO_LARGE,
         codes.NOT_ENOUGH_REPLICAS,
-        codes.NOT_LEADER_OR_FOLLOWER,
         codes.POLICY_VIOLATION,
         codes.RECORD_LIST_TOO_LARGE,
         codes.TOPIC_AUTHORIZATION_FAILED,
@@ -54,7 +53,11 @@ NOT_APPENDED: Final = frozenset(
         codes.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     }
 )
-"""What brokers answer for one partition of a Produce or AddPartitionsToTxn, and have done nothing there."""
+"""What brokers answer for one partition of a Produce or AddPartitionsToTxn, and have done nothing there.
+
+Not NOT_LEADER_OR_FOLLOWER: a leader that has appended and loses its place before all replicas have it says so, too.
+What came next with the same sequence, in the same epoch, would be taken for that and be lost.
+"""
 
 
 class PartitionsRefused(KafkaRefused):

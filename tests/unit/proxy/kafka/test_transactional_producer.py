@@ -17,6 +17,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, Partitio
 from isthmus_protocol.error_codes import (
     MESSAGE_TOO_LARGE,
     NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    NOT_LEADER_OR_FOLLOWER,
     OPERATION_NOT_ATTEMPTED,
     PRODUCER_FENCED,
     TOPIC_AUTHORIZATION_FAILED,
@@ -153,7 +154,11 @@ def test_a_refused_partition_aborts_the_transaction_and_the_next_one_follows() -
 
 @pytest.mark.parametrize(
     ("produce", "offsets", "error"),
-    [(NOT_ENOUGH_REPLICAS_AFTER_APPEND, 0, BrokerUnavailable), (MESSAGE_TOO_LARGE, PRODUCER_FENCED, ProducerFenced)],
+    [
+        (NOT_ENOUGH_REPLICAS_AFTER_APPEND, 0, BrokerUnavailable),
+        (NOT_LEADER_OR_FOLLOWER, 0, BrokerUnavailable),
+        (MESSAGE_TOO_LARGE, PRODUCER_FENCED, ProducerFenced),
+    ],
 )
 def test_what_is_in_doubt_comes_before_what_is_refused(produce: int, offsets: int, error: type[Exception]) -> None:
     """Who goes on after that would go on without knowing what is there, or in another one's place."""
