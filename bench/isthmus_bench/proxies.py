@@ -61,7 +61,7 @@ class ProxyProcess:
 
     forked: ClassVar[bool] = False
     """Whether proxies that have no environment of their own are forked from a process that has loaded one
-    (``ready_commands``). That saves three quarters of a second of a core for each; they share memory with it."""
+    (``ready_commands``). That saves a second of a core or more for each; they share memory with it."""
 
     def __init__(
         self,

@@ -1,14 +1,15 @@
 """``isthmus`` commands, each in a process of its own that has loaded them already: it is forked from one that has.
 
-To load a command takes half a second of a core, a proxy a whole one; to run a command takes a tenth of that. Whoever
-runs hundreds pays for the first one alone. A command gets what processes start with: arguments, environment, directory,
-and files for its output.
+To load a command takes half a second of a core, a proxy with its plugins and schemas one or two; to run a command, or
+start a proxy, takes a fraction of that. Whoever runs hundreds pays for the first one alone. A command gets what
+processes start with: arguments, environment, directory, and files for its output.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import io
 import json
@@ -24,6 +25,8 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, BinaryIO, Final, NoReturn
 
 from isthmus.cli import main
@@ -170,7 +173,8 @@ def _serve(requests: socket.socket) -> None:
                         return
                     about = json.loads(request)
                     if about["arguments"][0] == "proxy":
-                        importlib.import_module("isthmus.process")
+                        _load_proxy()
+                    gc.freeze()  # what is shared with it is not looked through by it
                     pid = os.fork()
                     if pid == 0:
                         _become(about, *files[:2])
@@ -214,6 +218,16 @@ def _become(about: dict[str, Any], output: int, errors: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+@cache
+def _load_proxy() -> None:
+    """Load what each proxy loads when it starts: plugins, and the schemas of what it routes."""
+    process = importlib.import_module("isthmus.process")
+    for plugin in entry_points(group=process.PLUGIN_ENTRY_POINTS):
+        plugin.load()
+    importlib.import_module("isthmus.session.dispatch").compile_routes((), None)
+    importlib.import_module("pydantic.v1")  # the admin listener's, when it makes its routes
 
 
 def _load() -> None:

@@ -148,6 +148,7 @@ def test_a_transaction_counts_from_its_commit_on(link: Linked) -> None:
     consumer.close()
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_a_commit_beyond_the_sources_own_log_is_as_the_source_has_it(link: Linked) -> None:
     """Resets, former mirrors and clients' own tests commit such offsets: no data ever comes for them."""
     names = Names(link, records=5)
@@ -160,6 +161,7 @@ def test_a_commit_beyond_the_sources_own_log_is_as_the_source_has_it(link: Linke
     names.wait({there: 3})
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 @pytest.mark.parametrize("offset", [-1, -2])
 def test_a_negative_offset_is_as_the_source_has_it(link: Linked, offset: int) -> None:
     """Clients reset groups with these: kafkajs' resetOffsets does."""
@@ -172,6 +174,7 @@ def test_a_negative_offset_is_as_the_source_has_it(link: Linked, offset: int) ->
     assert link.verify()["equal"]
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_deletions_wait_for_members_and_are_done_when_they_are_gone(link: Linked) -> None:
     names = Names(link, topics=2)
     (one, two), (there, other) = names.topics, names.remote_topics
@@ -188,6 +191,7 @@ def test_deletions_wait_for_members_and_are_done_when_they_are_gone(link: Linked
     until("and forgotten", lambda: group_status(link.b, link.name, names.remote_group) is None, 20)
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_nothing_stale_stays_after_both_proxies_were_killed(link: Linked) -> None:
     moved, deleted = Names(link), Names(link)
     for names in (moved, deleted):
@@ -205,6 +209,7 @@ def test_nothing_stale_stays_after_both_proxies_were_killed(link: Linked) -> Non
     until("the stray is gone", lambda: deleted.remote_group not in group_ids(link.b), 30)
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_a_kip_848_group(link: Linked) -> None:
     names = Names(link)
     place, there = (names.topics[0], 0), (names.remote_topics[0], 0)
@@ -216,6 +221,7 @@ def test_a_kip_848_group(link: Linked) -> None:
             assert names.wait({there: 26}) < A_SECOND + LOOKING_S
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_a_planted_difference_is_found_and_mended(link: Linked) -> None:
     names = Names(link)
     commit(link.a, names.group, {(names.topics[0], 0): 10})
@@ -234,7 +240,7 @@ def test_a_planted_difference_is_found_and_mended(link: Linked) -> None:
     names.wait({(names.remote_topics[0], 0): 10}, 20)  # what coordinators have is read again all the time
 
 
-@pytest.mark.one_in_ci("stories")
+@pytest.mark.one_in_ci("stories", of="details of groups")
 @pytest.mark.parametrize("source", ["3.9.2", DEFAULT_VERSION])
 def test_an_older_cluster(shared_kafka: Clusters, source: str) -> None:
     """Kafka 3.9 serves no KIP-848 groups; committed offsets of such groups arrive there all the same."""

@@ -164,6 +164,7 @@ def test_the_whole_topic_is_copied_offset_by_offset(copied: Copies) -> None:
     assert (status["role"], status["form"], status["topic"]) == ("follower", "whole", copied.name)
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_a_copy_that_somebody_else_wrote_waits_until_it_is_made_anew(copied: Copies) -> None:
     group = unique("app-")
     copied.choose("whole")
@@ -182,6 +183,7 @@ def test_a_copy_that_somebody_else_wrote_waits_until_it_is_made_anew(copied: Cop
     assert copied.pair.verify()["equal"]
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_a_redacted_copy_has_the_chosen_groups_and_the_same_offsets(copied: Copies) -> None:
     shown, named, hidden = unique("app-"), unique("billing-"), unique("hidden-")
     for offset in range(3):
@@ -228,6 +230,7 @@ def test_a_redacted_copy_has_the_chosen_groups_and_the_same_offsets(copied: Copi
     assert copied.pair.verify()["equal"]
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_an_encrypted_copy_is_read_as_far_as_keys_were_given(copied: Copies) -> None:
     """A key that the target has, one that it has not, a group without one; rotation; a copy put together anew."""
     shown, closed, none = unique("app-"), unique("secret-"), unique("nokey-")
@@ -268,6 +271,7 @@ def test_an_encrypted_copy_is_read_as_far_as_keys_were_given(copied: Copies) -> 
     assert copied.pair.verify()["equal"]
 
 
+@pytest.mark.one_in_ci("stories", of="details of groups")
 def test_without_a_usable_keyring_nothing_leaves(copied: Copies) -> None:
     group = unique("app-")
     copied.keyrings.add("app-*", disclosed=True)

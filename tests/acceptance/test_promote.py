@@ -59,7 +59,7 @@ def left_open(link: Linked, namespaces: tuple[str, str]) -> Producer:
     return producer
 
 
-@pytest.mark.one_in_ci("stories")
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 @pytest.mark.parametrize("cleared", [("alter", "--no-reserved"), ("delete",)], ids=lambda how: how[0])
 def test_a_reservation_that_is_cleared_by_hand_ends_what_is_open(
     link: Linked, namespaces: tuple[str, str], cleared: tuple[str, ...]
@@ -104,6 +104,7 @@ def test_promoted_with_what_was_open(link: Linked, namespaces: tuple[str, str]) 
     producer.abort_transaction(30)
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_refused_while_something_is_missing(link: Linked, namespaces: tuple[str, str]) -> None:
     local, remote = namespaces
     link.b.create_topic(remote + "late", direct=True)
@@ -158,6 +159,7 @@ def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_
     commit(link.b, group, {(remote + "t", 0): 3})
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_groups_go_along(link: Linked, namespaces: tuple[str, str]) -> None:
     local, remote = namespaces
     group, place = unique("app-"), TopicPartition(remote + "t", 0)

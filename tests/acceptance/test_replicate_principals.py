@@ -199,6 +199,7 @@ def test_renamed_principals_killed_proxies_and_detaching(link: Linked) -> None:
     soon(link.b, {there("three")})  # each broker knows a little later
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_a_cluster_without_an_authorizer(
     authorized_pair: tuple[KafkaCluster, KafkaCluster], kafka_pair: tuple[KafkaCluster, KafkaCluster]
 ) -> None:

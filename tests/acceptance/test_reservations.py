@@ -329,6 +329,7 @@ def test_a_transaction_cannot_take_in_a_reserved_topic(setup: Setup) -> None:
         assert setup.end(closed) == 0
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_no_topic_is_made_by_being_asked_for(setup: Setup) -> None:
     with reserved(setup, "t") as prefix:
         free = f"free-{next(_numbers)}"
@@ -356,6 +357,7 @@ def test_no_topic_is_made_by_being_asked_for(setup: Setup) -> None:
         assert f"{prefix}n" not in setup.topics()
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_both_proxies_enforce_it_when_the_command_returns(setup: Setup) -> None:
     """Writers at both proxies hammer the topic: nothing is stored after the reservation counts as made."""
     for number in range(4):
@@ -389,6 +391,7 @@ def test_both_proxies_enforce_it_when_the_command_returns(setup: Setup) -> None:
         assert {place: setup.end(*place) for place in places} == ends
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_ids_of_topics_that_were_made_again(setup: Setup) -> None:
     """Produce v13 and Fetch v13 name topics by id; an id is that of one life of a topic."""
 
@@ -470,6 +473,7 @@ def test_the_proxies_own_topic_is_not_read_by_clients(setup: Setup) -> None:
             assert (read.error_code, read.records) == (TOPIC_AUTHORIZATION_FAILED, b"")
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_a_reservation_waits_for_open_transactions(setup: Setup) -> None:
     """Their markers are writes: on a follower they would shift offsets."""
     prefix = f"reserved-{next(_numbers)}-"
@@ -532,6 +536,7 @@ def test_aiokafka(setup: Setup) -> None:
         asyncio.run(scenario(prefix))
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_java(setup: Setup) -> None:
     with reserved(setup, "t") as prefix:
         topic = f"{prefix}t"

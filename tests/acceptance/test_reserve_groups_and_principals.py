@@ -207,6 +207,7 @@ def matching(principal: str | None = None, topic: str | None = None) -> AclBindi
     return AclBindingFilter(ResourceType.TOPIC, topic, ResourcePatternType.ANY, principal, None, *every)
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_principals_stay_as_they_are(setup: Setup) -> None:
     number = next(_numbers)
     prefix, user, other = f"User:team{number}-", f"team{number}-1", f"free{number}"

@@ -77,6 +77,7 @@ def test_forget_and_delete(link: Linked, followed: tuple[str, str]) -> None:
     link.wait_end(target, 1)
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_a_source_topic_that_was_created_again(link: Linked, followed: tuple[str, str]) -> None:
     source, target = followed
     link.a.delete_topic(source)
@@ -93,6 +94,7 @@ def test_a_source_topic_that_was_created_again(link: Linked, followed: tuple[str
     link.wait_state(target, "Following")
 
 
+@pytest.mark.one_in_ci("stories", of="details of reservations")
 def test_growth_deletion_and_creation_while_the_link_is_down(link: Linked, followed: tuple[str, str]) -> None:
     source, target = followed
     link.b.proxy.kill()

@@ -116,7 +116,7 @@ def test_the_other_one_is_cut_to_what_both_have(
 
 
 @pytest.mark.parametrize("chosen", CHOSEN.values())
-@pytest.mark.one_in_ci("stories")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_an_operator_says_what_both_have_where_nobody_knows(
     chosen: str, kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
 ) -> None:

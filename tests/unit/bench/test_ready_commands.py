@@ -62,11 +62,11 @@ def test_several_run_at_once(silent: str) -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, silent: str) -> Path:
     """Of a proxy that waits for its cluster."""
     path = tmp_path / "proxy.toml"
     path.write_text(
-        '[cluster]\nbootstrap_servers = "127.0.0.1:1"\n[client_listener]\nbind = "127.0.0.1:0"\n'
+        f'[cluster]\nbootstrap_servers = "{silent.removeprefix("http://")}"\n[client_listener]\nbind = "127.0.0.1:0"\n'
         '[admin_listener]\nbind = "127.0.0.1:0"\n'
     )
     return path
