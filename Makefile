@@ -75,11 +75,12 @@ test-upgrade: $(VENV)/.ready  ## The version that tests/upgrade/FROM names besid
 	$(SUITE) upgrade -s tests/upgrade
 
 test-fuzz: HASH_SEED = $(or $(PYTHONHASHSEED),$(shell date +%s))
-test-fuzz: $(VENV)/.ready  ## Everything that is simulated, with hundreds of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED, PYTHONHASHSEED); properties with new examples; requests made up by schemathesis and hypothesis (ISTHMUS_FUZZ_EXAMPLES); costly ones; listeners of running proxies, an hour (ISTHMUS_FUZZ_S, ISTHMUS_FUZZ_SEED)
+test-fuzz: $(VENV)/.ready  ## Everything that is simulated, with hundreds of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED, PYTHONHASHSEED); properties with new examples; unit tests with seeds; requests made up by schemathesis and hypothesis (ISTHMUS_FUZZ_EXAMPLES); costly ones; listeners of running proxies, an hour (ISTHMUS_FUZZ_S, ISTHMUS_FUZZ_SEED)
 	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-300} ISTHMUS_FUZZ_EXAMPLES=$${ISTHMUS_FUZZ_EXAMPLES:-1000} \
 	    $(SUITE) all -n 2 tests/sim tests/unit/proxy/test_admin_fuzz.py tests/unit/proxy/session/test_request_costs.py \
 	    tests/unit/proxy/session/test_fuzz.py
 	$(SUITE) all -n 2 -m hypothesis tests/unit
+	$(SUITE) fuzz -n 2 tests/unit
 	ISTHMUS_FUZZ_S=$${ISTHMUS_FUZZ_S:-3600} ISTHMUS_FUZZ_SEED=$${ISTHMUS_FUZZ_SEED:-$$(date +%s)} $(SUITE) all -s tests/fuzz
 
 bench-look: $(VENV)/.ready  ## One short look at what a change costs, side by side with direct clients; the noise is printed

@@ -45,6 +45,8 @@ PROXIES = 3
 LEASE_MS = 9_000
 KIND = ResourceType.TOPIC
 QUIET_S = 40.0
+AGAIN_S = 5.0
+"""After this a proxy that could not start tries again, and reads all of the log."""
 
 
 class Process:
@@ -81,10 +83,10 @@ class Process:
                         break
                     except ControlLogLost as lost:
                         self.waiting = str(lost)
-                        await asyncio.sleep(1)
+                        await asyncio.sleep(AGAIN_S)
                     except PeerFault as fault:
                         self.waiting = str(fault)
-                        await asyncio.sleep(0.5)
+                        await asyncio.sleep(AGAIN_S)
                 self._check_start(log)
                 self.log = log
                 claims = (BrokerClaim(self.number, "h", 9000),)

@@ -12,7 +12,6 @@ And when everything works again, the follower gets all of it.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Iterator
 from typing import Final
@@ -21,13 +20,13 @@ import pytest
 from support.fake_cluster import FakeCluster, run_simulated
 from support.partition_log import TIMESTAMP, Partition, Producer, batch
 from support.replicas import Replicas
+from support.seeds import seeds
 
 from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.records import TRANSACTIONAL_BIT
 
-SEEDS: Final = int(os.environ.get("ISTHMUS_SIM_SEEDS", "40"))
+SEEDS: Final = 40
 """``make test-fuzz`` runs thousands."""
-FIRST_SEED: Final = int(os.environ.get("ISTHMUS_SIM_FIRST_SEED", "0"))
 STEPS: Final = 30
 TROUBLE: Final = (0.0, 0.05, 0.3)
 PRODUCER_IDS: Final = (-1, -1, 0, 1)
@@ -298,7 +297,7 @@ def compare_ends(replicas: Replicas) -> None:
                 )
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_follower_is_a_prefix_of_the_source_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(simulate(seed))
 

@@ -6,7 +6,6 @@ operator has it cut or the namespace is detached. Both sides tell it until it is
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from support.fake_cluster import run_simulated
 from support.partition_log import Partition
 from support.replicas import LINK, End, Replicas
+from support.seeds import seeds
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
 from isthmus_control.commands import (
@@ -33,7 +33,7 @@ from isthmus_protocol.record_codec import decode_records
 
 TOPIC, REMOTE = "local-t", "remote-t"
 FIRST, ACKED = 5, 20
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "5"))
+SEEDS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def run(seed: int, directory: Path, work: Any) -> None:
     run_simulated(main())
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_what_is_cut_is_salvaged_and_told(seed: int, tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         replicas = scene.replicas
@@ -188,7 +188,7 @@ def test_what_is_cut_is_salvaged_and_told(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["set", "strict"])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_what_is_held_stays_until_the_operator_decides(seed: int, how: str, tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         replicas = scene.replicas
@@ -274,7 +274,7 @@ def test_what_was_never_in_sync_is_cut_although_all_would_be_held(tmp_path: Path
     run(1, tmp_path, work)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_whatever_is_lost_by_one_side_alone_is_at_the_other_or_salvaged(seed: int, tmp_path: Path) -> None:
     """Power fails again and again, at the source, at the target, or at both; the source gets others then, or not."""
 

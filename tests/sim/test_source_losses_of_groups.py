@@ -6,7 +6,6 @@ later at the source is no loss, back or forth, and an administrator's reset is n
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from support.fake_cluster import run_simulated
 from support.offsets import commit, deleted, offsets_batch
 from support.replicas import LINK, End, Replicas
+from support.seeds import seeds
 from support.truncating import simulate_truncations
 
 from isthmus_control.commands import AlterDemands, AlterLink, AttachNamespace, DetachNamespace
@@ -30,7 +30,7 @@ from isthmus_protocol.offsets_salvage import SalvagedOffset, read_offsets_salvag
 GROUPS = ("app-1", "app-2")
 RECORDS, ACKED = 100, 20
 PLACE = ("remote-t", 0)
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "5"))
+SEEDS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +167,7 @@ def run(seed: int, directory: Path, work: Any) -> None:
     run_simulated(main())
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_what_is_put_back_is_salvaged_and_told(seed: int, tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         await scene.lose_power()
@@ -191,7 +191,7 @@ def test_what_is_put_back_is_salvaged_and_told(seed: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["set", "strict"])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_what_is_held_stays_until_the_group_commits_or_the_operator_decides(
     seed: int, how: str, tmp_path: Path
 ) -> None:
@@ -235,7 +235,7 @@ def test_what_is_held_stays_until_the_group_commits_or_the_operator_decides(
     run(seed, tmp_path, work)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_what_is_committed_later_at_the_source_is_no_loss(seed: int, tmp_path: Path) -> None:
     """A reset while nobody was connected, a deletion, and a commit after the loss."""
 

@@ -14,7 +14,7 @@ import pytest
 from support.fake_cluster import FakeControl, run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
 from support.replicas import HOUR_MS, LINK, End, Replicas, falsely_out_of_sync
-from support.seeds import seeds
+from support.seeds import quarters, seeds
 
 from isthmus_control.commands import AlterDemands, AlterLink, DetachNamespace
 from isthmus_control.control_state import ControlState
@@ -322,7 +322,7 @@ def test_what_another_proxy_records_lets_no_ack_go_while_leases_of_this_one_run(
 
 
 @pytest.mark.parametrize("fault", ["killed", "cut", "stuck"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", quarters(range(8)))
 def test_acks_wait_for_the_confirm_timeout_and_no_longer(
     seed: int, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +360,7 @@ def test_acks_wait_for_the_confirm_timeout_and_no_longer(
     run_simulated(main())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", quarters(range(8)))
 def test_one_that_does_not_get_in_sync_is_syncing_again_and_one_that_was_is_not(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 from support.fake_cluster import FakeControl, run_simulated
 from support.replicas import LINK, LINK_ID, SECRET, End, Wire, connected, records_of
+from support.seeds import quarters
 from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
 from isthmus_control.commands import AdvanceTruncation, AttachNamespace, Body, CreateLink, RegisterProducerIds
@@ -234,7 +235,7 @@ def test_the_last_one_is_cut_as_well_and_follows_the_topic_that_was_made_anew(tm
     }
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", quarters(range(SEEDS)))
 def test_kills_and_trouble_at_every_step_of_either(seed: int, tmp_path: Path) -> None:
     chain = Chain(seed, tmp_path)
     for name in "BC":

@@ -7,8 +7,8 @@ all. ``of="random faults"`` makes one group of several tests, ``case="4.1.1"`` o
 
 Of files that :mod:`support.turns` has as one subject, CI runs one, chosen likewise, and ``stories`` runs all.
 
-CI's examples of properties (Hypothesis) are always the same ones, so that what passes here passes there; other suites
-draw new ones.
+CI's examples of properties (Hypothesis) are always the same ones, so that what passes here passes there, and a quarter
+of what :mod:`support.seeds` says; other suites draw new ones.
 
 ``--suite NAME`` chooses (``all``: whatever is collected), ``--slice 2/6`` takes each sixth test from the second on.
 What has passed in a slice is written down, and the slice goes on behind it when it is run again on the same tree;
@@ -29,6 +29,7 @@ import pytest
 from hypothesis import settings
 
 from support import turns
+from support.seeds import EXAMPLES, THE_SAME
 
 CI: Final = "ci"
 ALL: Final = "all"
@@ -50,9 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "suite(*names): runs in these suites in place of CI")
     config.addinivalue_line("markers", "one_in_ci(*names): CI runs one of its cases, these suites run all")
-    settings.register_profile("the same", derandomize=True, deadline=None)  # busy machines keep none
     if config.getoption("--suite") == CI:
-        settings.load_profile("the same")
+        # Busy machines keep no deadline.
+        settings.register_profile(THE_SAME, derandomize=True, deadline=None, max_examples=EXAMPLES // 4)
+        settings.load_profile(THE_SAME)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Notes(config), "passed-notes")
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_control.acl_mapping import counterparts, held
 from isthmus_control.acls import AclBinding, AclResource, Pattern, Permission
@@ -167,7 +168,7 @@ def _permitted(bindings: Iterable[AclBinding], kind: int, name: str, principal: 
     return any(each.permission == Permission.ALLOW for each in applying)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", seeds(300))
 def test_nobody_may_do_more_on_the_target(seed: int) -> None:
     rng = random.Random(seed)
     prefixes = ["", "a", "ab", "a-", "_", "User:", "x"]

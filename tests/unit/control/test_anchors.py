@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_control import anchors
 from isthmus_control.anchors import (
@@ -54,7 +55,7 @@ def test_whoever_read_the_window_comes_to_the_same_digest(offset: int) -> None:
         assert read(start + 1, offset + 1).anchor("A", TOPIC_ID, 0) is None
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_digests_that_run_along_are_those_of_the_records(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every offset that is kept, wherever reading began; none where its window was not read from its start on."""
     monkeypatch.setattr(anchors, "WINDOW", 8)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_control import commands as c
 from isthmus_control import replica as r
@@ -252,7 +253,7 @@ def random_body(rng: random.Random) -> c.Body:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_of_all_else_every_version_knows_the_same(seed: int) -> None:
     """One replica knows every record, the other one does not know some of them."""
     rng = random.Random(seed)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from support.entities import Encoder, RandomEntities
+from support.seeds import examples
 
 from isthmus_protocol.addresses import TAIL_BYTES_MAX, AddressMap, NodeEndpointsStream, rewriter, stream_rewriter
 from isthmus_protocol.messages import decode_response, encode_response
@@ -393,7 +394,7 @@ def test_addresses_do_not_pass_where_unknown_tags_leave_no_room() -> None:
 # Bytes that are not what they should be.
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(data=st.data())
 def test_any_bytes_are_rewritten_or_malformed(data: st.DataObject) -> None:
     api_key, version = data.draw(st.sampled_from(REWRITTEN))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from support.entities import Encoder, RandomEntities
+from support.seeds import examples
 
 from isthmus_protocol.api_versions import intersect, proxied, unsupported_version_answer
 from isthmus_protocol.messages import decode_response, encode_response
@@ -110,7 +111,7 @@ def test_a_client_that_is_newer_than_the_proxy() -> None:
         assert (api_key, (low, high)) == (ApiKey.API_VERSIONS, supported()[ApiKey.API_VERSIONS])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(list(VERSIONS)), st.binary(max_size=60), st.booleans())
 def test_any_bytes_are_an_answer_or_malformed(version: int, noise: bytes, framed: bool) -> None:
     frame = (len(noise) + 4).to_bytes(4, "big") + bytes(4) + noise if framed else noise

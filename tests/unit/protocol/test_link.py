@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_protocol import link
 from isthmus_protocol.link import HANDSHAKE_BYTES_MAX, HEAD, MessageType, Splitter
 from isthmus_protocol.wire import MalformedFrame
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_frames_are_the_same_in_whatever_chunks_they_come(seed: int) -> None:
     rng = random.Random(seed)
     frames = [

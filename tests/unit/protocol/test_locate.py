@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kio.schema.index import api_key_map, schema_name_map
 from support.entities import Encoder, RandomEntities, all_wants, located, random_wants, readable
+from support.seeds import examples
 
 from isthmus_protocol import schema
 from isthmus_protocol.locate import entity_locator, locator, locator_source, response_skimmer
@@ -203,7 +204,7 @@ def test_a_frame_that_ends_early_is_malformed(api_key: int, version: int, kind: 
                 assert found == expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_any_bytes_give_an_answer_or_one_of_two_errors(data: st.DataObject) -> None:
     api_key, version, kind = data.draw(st.sampled_from(SAMPLED))
@@ -229,7 +230,7 @@ def test_any_bytes_give_an_answer_or_one_of_two_errors(data: st.DataObject) -> N
             pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(SAMPLED), st.binary(max_size=200))
 @example(SAMPLED[1], b"\x00\x00\x00\x09" + b"\x80" * 40)
 @example(SAMPLED[0], b"\x80\x00\x00\x00" + b"\x00" * 40)

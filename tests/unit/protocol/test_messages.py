@@ -24,6 +24,7 @@ from kio.serial._introspect import (
     get_schema_field_type,
     is_optional,
 )
+from support.seeds import examples
 
 from isthmus_protocol import schema
 from isthmus_protocol.messages import (
@@ -219,7 +220,7 @@ def test_every_truncation_is_malformed_and_every_trailing_byte_of_a_response(api
         assert decode_request(longer) == decode_request(request), "brokers do not mind"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(ALL_VERSIONS), st.integers(0, 2**32), st.data())
 def test_flipped_bytes_decode_or_are_malformed(api: tuple[int, int], seed: int, data: st.DataObject) -> None:
     key, version = api
@@ -244,7 +245,7 @@ def test_flipped_bytes_decode_or_are_malformed(api: tuple[int, int], seed: int, 
         encode_response(answer, 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(ALL_VERSIONS), st.binary(max_size=200))
 def test_random_bytes_decode_or_are_malformed(api: tuple[int, int], body: bytes) -> None:
     key, version = api

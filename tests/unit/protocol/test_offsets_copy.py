@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.offsets import KeyValue, commit, commit_key, deleted, group_key, marker_batch, offsets_batch
+from support.seeds import examples
 
 from isthmus_protocol.group_names import ByPattern, GroupPatterns
 from isthmus_protocol.offsets_cipher import (
@@ -137,7 +138,7 @@ treatments: Sequence[Callable[[], Treatment]] = (
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.lists(st.one_of(ours, others), min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
 def test_nothing_of_other_groups_leaves_whatever_the_batch(batches: list[list[KeyValue]], encrypted: bool) -> None:
     made: list[bytes] = []

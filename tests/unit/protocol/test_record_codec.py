@@ -17,6 +17,7 @@ from kio.records.writers import write_batch
 from kio.static.primitive import TZAwareMicros, i8, i16, i32, i64
 from support.partition_log import runs_of
 from support.records import NOW, PLAIN, batch_of, record_lists
+from support.seeds import examples
 
 from isthmus_protocol.record_codec import Marker, Record, decode_control, decode_records, encode_batch, timestamps
 from isthmus_protocol.records import (
@@ -325,7 +326,7 @@ def check_everything(batch: bytes) -> None:
             pass
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data(), record_lists(size_max=5), st.sampled_from(list(Compression)))
 def test_damaged_batches_raise_batch_errors_only(
     data: st.DataObject, records: list[Record], compression: Compression
@@ -339,7 +340,7 @@ def test_damaged_batches_raise_batch_errors_only(
     check_everything(bytes(batch[: data.draw(st.integers(0, len(batch)))]))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=100), st.integers(0, 0x7F), st.integers(1, 5), st.integers(0, 9), st.booleans())
 def test_garbage_payloads_raise_batch_errors_only(
     payload: bytes, attributes: int, records: int, missing: int, plausible: bool

@@ -11,6 +11,7 @@ import pytest
 from aiokafka import codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.seeds import examples
 
 from isthmus_protocol.record_compression import compress, decompress
 from isthmus_protocol.records import BatchTooLarge, Compression, MalformedBatch, UnsupportedBatch
@@ -153,7 +154,7 @@ def test_uncompressed_records_have_the_same_limit() -> None:
         decompress(b"hello", Compression.NONE, limit=4)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data(), st.sampled_from(CODECS))
 def test_damaged_streams_raise_batch_errors_only(data: st.DataObject, compression: Compression) -> None:
     stream = bytearray(compress(b"some records, some records, more records" * 30, compression))

@@ -6,6 +6,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.seeds import examples
 
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.record_compression import decompress
@@ -28,7 +29,7 @@ def test_a_filler_is_what_the_codec_would_write(count: int, key: bytes | None) -
     assert filler_batch(count, timestamp=NOW, key=key) == by_the_codec(count, key)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.integers(1, 40_000), st.none() | st.binary(max_size=10))
 def test_a_filler_of_any_size_is_what_the_codec_would_write(count: int, key: bytes | None) -> None:
     assert filler_batch(count, timestamp=NOW, key=key) == by_the_codec(count, key)

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.admin import MemoryLog, ModelLog, access, make_services
 from support.plugins import Two, on_two
+from support.seeds import examples
 
 from isthmus.admin import create_app
 from isthmus.admin.access import Peer
@@ -34,7 +35,7 @@ from isthmus_plugins.capture import plugin as capture
 from isthmus_plugins.link_policy import remote_address
 from isthmus_plugins.namespace_host import NamespaceHost
 
-EXAMPLES: Final = int(os.environ.get("ISTHMUS_FUZZ_EXAMPLES", "25"))
+EXAMPLES: Final = examples(int(os.environ.get("ISTHMUS_FUZZ_EXAMPLES", "25")))
 KNOWN_TEXTS: Final = ("a-to-b", "orders-", "app-", "orders-eu", "capture", "", "127.0.0.1:1", "ALL", "ANY 1 (a-to-b)")
 ODD_TEXTS: Final = (
     "\x00",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from support import suites
+from support import seeds, suites
 
 TESTS: Final = """
 import os
@@ -46,7 +46,9 @@ class Checkout:
     def __init__(self, path: Path) -> None:
         self.path = path
         (path / "tests" / "support").mkdir(parents=True)
-        (path / "tests" / "support" / "suites.py").write_text(Path(suites.__file__).read_text())
+        for module in (suites, seeds):
+            source = Path(module.__file__)
+            (path / "tests" / "support" / source.name).write_text(source.read_text())
         (path / "tests" / "support" / "turns.py").write_text(TURNS)
         for name in IN_TURNS:
             (path / "tests" / f"{name}.py").write_text(f"def {name}(): pass\ndef {name}_again(): pass\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.command_log import CommandLog
+from support.seeds import seeds
 
 from isthmus_control import commands as c
 from isthmus_control.bounds import REVERSAL_HOLD_MS_MAX, REVERSAL_TRANSACTIONS_WAIT_MS_MAX
@@ -371,7 +372,7 @@ def test_the_state_survives_a_snapshot() -> None:
         assert (again.lookup.reversing(*HERE) is None) == (log.state.lookup.reversing(*HERE) is None)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", seeds(300))
 def test_never_two_lead_whatever_is_recorded_when(seed: int) -> None:
     """All commands of two reversals, in any order, late and twice; B leads only by what A's log said in its time."""
     rng = random.Random(seed)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.command_log import CommandLog
+from support.seeds import seeds
 
 from isthmus_control import commands as c
 from isthmus_control.clock import Hlc, Register
@@ -393,7 +394,7 @@ def test_records_of_committed_offsets_end_with_the_last_group_namespace(log: Log
     assert log.state.sync_records == {}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_no_record_outlives_what_it_is_about(seed: int) -> None:
     chance = random.Random(seed)
     log = Log(chance.choice((SYNC, ASYNC)))

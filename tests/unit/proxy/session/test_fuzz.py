@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.seeds import examples
 
 from isthmus.kafka.security import SecuritySpec
 from isthmus.session.broker_sasl import BrokerSasl
@@ -25,7 +26,7 @@ from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
 from isthmus_protocol.schema import ApiKey, response_type
 
-EXAMPLES: Final = int(os.environ.get("ISTHMUS_FUZZ_EXAMPLES", "400"))
+EXAMPLES: Final = examples(int(os.environ.get("ISTHMUS_FUZZ_EXAMPLES", "400")))
 FRAMES = [
     encode_request(build_request(ApiKey.API_VERSIONS, 3, {}), 1, "client"),
     encode_request(build_request(ApiKey.METADATA, 12, {"topics": [{"name": "t"}]}), 2, None),

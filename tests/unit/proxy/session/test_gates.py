@@ -10,6 +10,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from support.seeds import seeds
 from support.sessions import (
     HOOKED,
     Front,
@@ -229,7 +230,7 @@ class _Recorded:
         return getattr(self._transport, name)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_any_interleaving_sends_the_longest_prefix_that_may_go_out(seed: int) -> None:
     rng = random.Random(seed)
     gates, own_gates = Gates(), Gates(OTHER)

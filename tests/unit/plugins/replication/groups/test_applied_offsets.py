@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
 
@@ -78,7 +79,7 @@ def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
     assert applied.upto == 10
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_nothing_is_applied_before_it_is_there(seed: int) -> None:
     chance = random.Random(seed)
     applied, keys = AppliedOffsets(), [("g", P), ("g", Q), ("h", P)]

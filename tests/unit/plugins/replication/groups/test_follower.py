@@ -12,6 +12,7 @@ from support.fake_groups import RETENTION_MS
 from support.group_replicas import PLACE, committed_at, in_replicas, log, status, until_at
 from support.offsets import commit, deleted, group_gone, group_made
 from support.replicas import LINK, Replicas
+from support.seeds import seeds
 
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ProxyLease, Reason, ResourceType, Role
@@ -150,7 +151,7 @@ def test_unchanged_offsets_are_committed_again_before_they_expire() -> None:
     assert not plan(group, now=1101.0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_differences_are_what_they_are_however_it_came_to_them(seed: int) -> None:
     rng = random.Random(seed)
     group, places = FollowedGroup("link", "far-app-1", 0), [("remote-t", number) for number in range(4)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 from support.replicas import LINK, LINK_ID
+from support.seeds import seeds
 
 from isthmus_control.commands import AttachNamespace, CreateLink, DetachNamespace
 from isthmus_control.model import ResourceType, Role
@@ -171,7 +172,7 @@ def test_what_follows_no_more_is_not_told_to_be_durable(meanwhile: bool) -> None
     run(main)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_the_latest_decision_is_the_one_that_stays(seed: int) -> None:
     """Requests get lost and land late, brokers move, the process is killed: of what was durable, nothing is undone."""
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_plugins.replication.link.outgoing import CONTROL_BYTES, Outgoing
 from isthmus_protocol import link
@@ -174,7 +175,7 @@ def test_a_stream_that_has_ended_is_sent_no_more_and_what_the_peer_has_of_it_is_
     assert line.most_announced <= UNFINISHED_BYTES_MAX
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_each_lane_is_in_order_and_nothing_is_lost(seed: int) -> None:
     rng = random.Random(seed)
     line = Line()

@@ -9,6 +9,7 @@ import pytest
 from support.offsets import commit, group_made, offsets_batch
 from support.plugins import Two
 from support.promoting import Killing, on_following, replaced
+from support.seeds import quarters
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import DRILL_PREFIX
@@ -218,7 +219,7 @@ STEPS = 20
 """So many changes a drill makes one after the other (records of the control log, settings, topics, groups), and one."""
 
 
-@pytest.mark.parametrize("at", range(STEPS))
+@pytest.mark.parametrize("at", quarters(range(STEPS)))
 def test_one_that_is_killed_leaves_nothing(at: int) -> None:
     async def work(two: Two) -> None:
         await groups_follow(two)

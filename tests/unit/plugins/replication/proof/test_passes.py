@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.seeds import seeds
 
 from isthmus_control.proofs import FoundDifference, Proof
 from isthmus_plugins.replication.proof.passes import CHECKPOINT_MS, Pace, PartitionPasses
@@ -111,7 +112,7 @@ def test_recorded_is_what_ended_what_differs_and_now_and_then_where_a_pass_stand
     assert again.proof == passes.proof
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_no_order_of_events_says_that_more_is_equal_than_was_compared(seed: int) -> None:
     """By the model: which offsets were equal when they were compared last, and which were there."""
     rng = random.Random(seed)
