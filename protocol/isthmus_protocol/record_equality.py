@@ -56,12 +56,12 @@ class Difference(NamedTuple):
         return f"offset {self.offset}: {self.what}"
 
 
-def batch_digest(batch: Frame, cluster_index: int) -> bytes:
+def batch_digest(batch: Frame, cluster_index: int, header: BatchHeader | None = None) -> bytes:
     """16 bytes that are the same for batches that are equal as whole batches, and for no others.
 
-    Raises MalformedBatch, UnsupportedBatch, ProducerIdOverflow.
+    `header`: the whole batch's, where it was read before. Raises MalformedBatch, UnsupportedBatch, ProducerIdOverflow.
     """
-    header = whole_header(batch)
+    header = whole_header(batch) if header is None else header
     digest = blake2b(_canonical_header(header, cluster_index), digest_size=DIGEST_SIZE)
     digest.update(_canonical_payload(batch, header))
     return digest.digest()

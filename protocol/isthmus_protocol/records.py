@@ -268,12 +268,12 @@ def _check_length(length: int) -> None:
 # -- CRC ---------------------------------------------------------------------------------------------------------------
 
 
-def verify_crc(batch: Frame) -> None:
-    """Raises CorruptBatch if the batch's bytes do not match its CRC, MalformedBatch if it is no whole batch."""
-    _verify(batch, whole_header(batch))
+def verify_crc(batch: Frame, header: BatchHeader | None = None) -> None:
+    """Raises CorruptBatch if the batch's bytes do not match its CRC, MalformedBatch if it is no whole batch.
 
-
-def _verify(batch: Frame, header: BatchHeader) -> None:
+    `header`: the whole batch's, where it was read before.
+    """
+    header = whole_header(batch) if header is None else header
     if crc32c(memoryview(batch)[COVERED_AT:]) != header.crc:
         raise CorruptBatch(f"the batch at offset {header.base_offset} does not match its CRC")
 
@@ -303,7 +303,7 @@ def restamped_header(
     way, and nobody after could find that. Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
     """
     header = whole_header(batch)
-    _verify(batch, header)
+    verify_crc(batch, header)
     view = memoryview(batch)
     packed = bytearray(view[:HEADER_SIZE])
     _BASE_OFFSET.pack_into(packed, 0, base_offset)
@@ -330,7 +330,7 @@ def in_transaction(batch: Frame, *, producer_id: int, producer_epoch: int, base_
     Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
     """
     header = whole_header(batch)
-    _verify(batch, header)
+    verify_crc(batch, header)
     stamped = header._replace(
         attributes=header.attributes | TRANSACTIONAL_BIT,
         producer_id=producer_id,
@@ -346,7 +346,7 @@ def as_committed(batch: Frame) -> bytes:
     Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
     """
     header = whole_header(batch)
-    _verify(batch, header)
+    verify_crc(batch, header)
     plain = header._replace(
         attributes=header.attributes & ~TRANSACTIONAL_BIT, producer_id=-1, producer_epoch=-1, base_sequence=NO_SEQUENCE
     )

@@ -43,8 +43,6 @@ UNREADABLE: Final = "BATCH_UNREADABLE"
 TOO_MANY_KEYS: Final = "TOO_MANY_KEYS"
 READ_BYTES_MIN: Final = 64 * 1024
 """What a peer's range is read in at least."""
-YIELD_BYTES: Final = 256 * 1024
-"""After so many bytes others have their turn."""
 
 
 class Digest(NamedTuple):
@@ -101,7 +99,7 @@ class Verification(Part):
         own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
         whole = blake2b(digest_size=16)
         single = RecordsDigest()
-        size = records = 0
+        records = 0
         reached = to
         if level in (CONTENTS, MARKED):
             async for batch, _, _ in read_batches(self._context, topic, partition, offset, to, reads=reads):
@@ -128,19 +126,15 @@ class Verification(Part):
         try:
             async for batch, header, _ in batches:
                 if level == CHECKED:
-                    verify_crc(batch)
+                    verify_crc(batch, header)
                 if header.base_offset >= offset and header.next_offset <= to:
                     whole.update(header.base_offset.to_bytes(8, "big"))
-                    whole.update(batch_digest(batch, own_index))
+                    whole.update(batch_digest(batch, own_index, header))
                     records += 0 if header.is_control else header.record_count
                 else:
                     await in_steps(single.adding(batch, decompressed(batch), from_offset=offset, to_offset=to))
                     whole.update(b"cut")
                 read = header.next_offset
-                size += len(batch)
-                if size >= YIELD_BYTES:
-                    size = 0
-                    await asyncio.sleep(0)
         except BatchError:
             if level != CHECKED or read == offset:
                 raise

@@ -48,8 +48,6 @@ PIECE_BYTES: Final = 4 * 1024 * 1024
 """Of a log, at once: it costs an answer and a question, and is in memory."""
 PIECE_COST: Final = 200_000
 """What a piece costs beside its bytes, in bytes; and to ask where a partition ends that has nothing more."""
-BATCH_COST: Final = 4_000
-"""What a batch costs beside its bytes, in bytes: looking at its header."""
 SINGLE_COST: Final = 20
 """What it costs to compare record by record, where batches differ, as a multiple."""
 KEYS_MAX: Final = 200_000
@@ -282,8 +280,7 @@ class BackgroundVerification(Part):
             return await self._failed(stream, known, comparison, error.message)
         finally:
             self.bytes_read += comparison.whole.bytes + comparison.single.bytes
-            whole = comparison.whole.bytes + BATCH_COST * comparison.whole.batches
-            cost = PIECE_COST + whole + SINGLE_COST * comparison.single.bytes
+            cost = PIECE_COST + comparison.whole.cost + SINGLE_COST * comparison.single.bytes
             self._pace.spend(cost, self._clock.monotonic())
         if difference is not None:
             what = f"the record at offset {difference} is not what the source's {stream.source_topic} has there"

@@ -33,6 +33,7 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.logs import reading
 from isthmus_plugins.replication.logs.reading import Reads
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.producer_ids import carry
 from isthmus_protocol.records import TRANSACTIONAL_BIT, Compression, CorruptBatch
 
@@ -463,6 +464,34 @@ def test_of_a_range_no_more_is_read_than_it_was_said_to_have(monkeypatch: pytest
         question = calls.Digest(TOPIC, 0, 0, found.to, CHECKED, bytes=reads.bytes)
         assert (await scene.peer().call(question)).digest == found.digest
         assert asked == [reads.bytes]
+
+    on_logs(work)
+
+
+@pytest.mark.parametrize("level", [*LEVELS, LATEST])
+def test_others_have_their_turn_every_few_batches_of_one_read(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of batches of one record a read of some megabytes has thousands, and acks of clients wait meanwhile."""
+
+    async def work(scene: Scene) -> None:
+        for _ in range(300):
+            scene.ours.write_values(b"v", keys=[b"k"])
+        fetch, others, turns = FakeFetchConnection.fetch, Tasks("others", Supervision()), 0
+
+        async def other() -> None:
+            nonlocal turns
+            for _ in range(100):
+                turns += 1
+                await asyncio.sleep(0)
+
+        async def read(self: Any, *args: Any, **more: Any) -> list[Fetched]:
+            found = await fetch(self, *args, **more)
+            others.start("other", other())
+            return found
+
+        monkeypatch.setattr(FakeFetchConnection, "fetch", read)
+        assert (await (scene.latest(300) if level == LATEST else scene.digest(level))).to == 300
+        assert turns >= 300 / 20
+        await others.close()
 
     on_logs(work)
 

@@ -15,6 +15,7 @@ from isthmus_control.proofs import Proof
 from isthmus_plugins import links
 from isthmus_plugins.cluster import Fetched
 from isthmus_plugins.replication.comparison import digests
+from isthmus_plugins.replication.logs import reading
 from isthmus_plugins.replication.proof import background
 from isthmus_plugins.replication.proof.background import BackgroundVerification
 
@@ -308,7 +309,7 @@ def test_nothing_is_compared_while_a_partition_catches_up() -> None:
 def test_reading_is_paced_and_both_sides_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "PIECE_BYTES", 2_000)
     monkeypatch.setattr(background, "PIECE_COST", 0)
-    monkeypatch.setattr(background, "BATCH_COST", 0)
+    monkeypatch.setattr(reading, "BATCH_COST", 0)
     monkeypatch.setattr(background, "BYTES_PER_S", 1_000.0)
     monkeypatch.setattr(digests, "READ_BYTES_MIN", 1)
 
