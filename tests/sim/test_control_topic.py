@@ -351,6 +351,7 @@ def test_nothing_is_vouched_for_that_was_lost(seed: int) -> None:
     simulate(seed)
 
 
+@pytest.mark.suite("fuzz")
 def test_the_simulation_reaches_what_it_is_about() -> None:
     seen: set[str] = set()
     for seed in (2, 4):

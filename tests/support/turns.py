@@ -106,6 +106,8 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
         "spark/test_columns.py",
         "spark/test_compaction.py",
         "spark/test_generated.py",
+        "spark/test_jobs.py",
+        "spark/test_kafka_events.py",
         "spark/test_latency.py",
         "spark/test_links.py",
         "spark/test_pages.py",
