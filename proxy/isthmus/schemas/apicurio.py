@@ -17,17 +17,16 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.schemas.contents import PROTOBUF, Contents, Reference, Schema, Version
-from isthmus.schemas.registry import Credentials, Refused, Rest, Unreachable, quoted
+from isthmus.schemas.registry import PAGE, Credentials, Refused, Rest, Unreachable, quoted
 
 if TYPE_CHECKING:
     import httpx
 
 KINDS: Final = ("AVRO", "JSON", "PROTOBUF")
-PAGE: Final = 500
-READINGS_MAX: Final = 3
 NO_LEVEL: Final = "NONE"
 """Of a registry without rules."""
 _API: Final = "/apis/registry/v3"
@@ -61,28 +60,20 @@ class Apicurio:
         levels = {subject: level for subject in subjects if (level := self.level(subject)) is not None}
         return Contents(subjects, levels, self.level(None))
 
-    def _versions(self) -> list[dict[str, Any]]:
-        """All of the default group. Raises Unreachable where what is there changes again and again meanwhile."""
-        for _ in range(READINGS_MAX):
-            found: dict[int, dict[str, Any]] = {}
-            counts, asked = set(), 0
-            while True:
-                page = self._rest.get(
-                    f"{_API}/search/versions",
-                    groupId="default",
-                    orderby="globalId",
-                    order="asc",
-                    limit=PAGE,
-                    offset=asked,
-                )
-                counts.add(page["count"])
-                found.update((each["globalId"], each) for each in page["versions"])
-                asked += PAGE
-                if asked >= page["count"] or not page["versions"]:
-                    break
-            if counts == {len(found)}:
-                return list(found.values())
-        raise Unreachable(f"{self._rest.url} cannot be read: what it holds changes all the time")
+    def _versions(self) -> Iterable[dict[str, Any]]:
+        """All of the default group."""
+
+        def page(offset: int) -> dict[int, dict[str, Any]]:
+            query: dict[str, Any] = {
+                "groupId": "default",
+                "orderby": "globalId",
+                "order": "asc",
+                "limit": PAGE,
+                "offset": offset,
+            }
+            return {each["globalId"]: each for each in self._rest.get(f"{_API}/search/versions", **query)["versions"]}
+
+        return self._rest.pages(page).values()
 
     def _schema(self, described: dict[str, Any]) -> Schema:
         schema = self._content(described["contentId"], described["artifactType"])

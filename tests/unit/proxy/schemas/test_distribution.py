@@ -208,6 +208,35 @@ def test_what_was_refused_is_not_deleted(registries: list[ConfluentRegistry]) ->
     assert one.levels == {None: "NONE", "t-customer": "FULL"}
 
 
+def test_what_is_registered_between_two_requests_is_live(registries: list[ConfluentRegistry]) -> None:
+    primary, _, _ = registries
+    after(primary, "/subjects/t-main-other/versions", lambda: primary.register("t-main-other", {"schema": '"long"'}))
+    found = read(primary).subjects["t-main-other"]
+    assert primary.subjects["t-main-other"].keys() == {1, 2}
+    assert not any(each.deleted for each in found.values())
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_subjects_are_read_in_pages(registries: list[ConfluentRegistry], has_pages: bool) -> None:
+    primary, one, _ = registries
+    primary.shows, primary.has_pages = 2, has_pages
+    assert read(primary).subjects.keys() == primary.subjects.keys()
+    assert not read(one).subjects
+
+
+def test_no_subject_is_passed_over_when_another_one_goes(registries: list[ConfluentRegistry]) -> None:
+    """All behind it are at earlier places then: the next page would begin too late."""
+    primary, _, _ = registries
+    primary.shows = 2
+
+    def goes() -> None:
+        for permanent in (False, True):
+            primary.delete("t-main-other", "1", permanent=permanent)
+
+    after(primary, "/subjects", goes)
+    assert read(primary).subjects.keys() == {"t-main-address", "t-main-customer", "t-main-proto"}
+
+
 def test_one_that_goes_while_it_is_read_is_none(registries: list[ConfluentRegistry]) -> None:
     primary, _, _ = registries
     after(primary, "/subjects", lambda: primary.subjects.pop("t-main-other"))
