@@ -19,6 +19,8 @@ ANSWER_TIMEOUT_S: Final = 60.0
 """An import of a registry that has just started takes seconds."""
 PAGE: Final = 500
 READINGS_MAX: Final = 3
+BEHIND_ALL: Final = 2**31 - 1
+"""A place in a list where nothing stands."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -135,8 +137,8 @@ class Rest:
             found = page(0)
             while found:
                 more = page(len(found) - 1)
-                if more.keys() == found.keys():  # one that has no pages says all of it again
-                    return found
+                if more.keys() == found.keys() and page(BEHIND_ALL).keys() == found.keys():
+                    return found  # one that has no pages says all of it again, whatever is asked
                 if next(iter(more), None) != next(reversed(found)):
                     break
                 if len(more) == 1:
