@@ -148,7 +148,9 @@ def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterabl
         labels=("level",),
     )
     left_out = GaugeMetricFamily(
-        "isthmus_tree_partitions_left_out", "Partitions that are not distributed", labels=("level",)
+        "isthmus_tree_partitions_left_out",
+        "Partitions that are not distributed, or stand still at a message that the target refuses",
+        labels=("level",),
     )
     given = CounterMetricFamily("isthmus_tree_messages_given", "Messages given to targets", labels=("level", "target"))
     refused = CounterMetricFamily(

@@ -31,7 +31,6 @@ app = typer.Typer(
 )
 
 PARTITIONS_SHOWN: Final = 20
-STANDS_STILL: Final = ("TARGET_REFUSES_RECORDS", "MALFORMED_BATCH")
 
 
 @app.command(
@@ -149,14 +148,10 @@ def show_tree(
     show(found, output, lambda each: _shown(each, everything))
     offsets = found["offsets"]
     waits = (offsets is not None and offsets["reason"] is not None) or any(
-        each["state"] == "Waiting" or any(map(_waits, each["partitions"])) for each in found["distributors"]
+        each["state"] == "Waiting" or any(part["left_out"] for part in each["partitions"])
+        for each in found["distributors"]
     )
     raise typer.Exit(Exit.FAILED if waits else Exit.OK)
-
-
-def _waits(partition: dict[str, Any]) -> bool:
-    """Whether it is left out, or stands still at a message; other reasons say what of it stays here."""
-    return partition["position"] is None or partition["reason_code"] in STANDS_STILL
 
 
 def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
