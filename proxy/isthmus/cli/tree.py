@@ -141,14 +141,14 @@ def show_tree(
 ) -> None:
     """Show the tree, and the distributors of the cluster whose proxy is asked.
 
-    Exits with 1 where a distributor that this proxy runs waits, or leaves out a partition.
+    Exits with 1 where no proxy has a level, or a distributor that this proxy runs waits or leaves out a partition.
     """
     with Admin(url, output) as admin:
         found = admin.get("/v1/tree")
     show(found, output, lambda each: _shown(each, everything))
     offsets = found["offsets"]
     waits = (offsets is not None and offsets["reason"] is not None) or any(
-        each["state"] == "Waiting" or any(part["left_out"] for part in each["partitions"])
+        each["state"] in ("Waiting", "Unclaimed") or any(part["left_out"] for part in each["partitions"])
         for each in found["distributors"]
     )
     raise typer.Exit(Exit.FAILED if waits else Exit.OK)

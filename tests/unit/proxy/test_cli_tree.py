@@ -86,7 +86,7 @@ def test_a_tree_is_applied_shown_and_left(admin: RunningAdmin, distributors: dic
     ]
     assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1, and distributes t-*"
     assert lines(run(admin, "apply", str(file)))[-1] == "c1 is at version 1 already, and distributes t-*"
-    shown = lines(run(admin, "show"))
+    shown = lines(run(admin, "show"), 1)
     assert shown[:4] == ["tree version 1", "this cluster c1", "topics t-*", "exactly once yes"]
     assert shown[-1] == "8 c2 - Unclaimed 0 0 0 0 -"
 
@@ -227,7 +227,7 @@ def test_offsets_of_groups_are_shown_and_put_back(
     document = json.loads(file.read_text()) | {"version": 2, "groups": ["bills-"], "margin_ms": 2500}
     file.write_text(json.dumps(document))
     run(admin, "apply", str(file))
-    assert "state Unclaimed" in lines(run(admin, "show"))
+    assert "state Unclaimed" in lines(run(admin, "show"), 1)
     incarnation = admin.log.state.proxies["proxy-1"].incarnation
     admin.call(admin.log.apply, ClaimDistributor(8, incarnation))
     assert "state Elsewhere" in lines(run(admin, "show"))
