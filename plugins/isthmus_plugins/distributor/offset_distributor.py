@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicPartition, Transactions
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.group_times import GroupTime, is_news, key_of, was_last_here
+from isthmus_plugins.distribution.group_times import ORIGIN_HEADER, GroupTime, is_news, key_of, was_last_here
 from isthmus_plugins.distribution.kept import (
     REACHED_GROUP,
     TIMES_ID,
@@ -184,7 +184,7 @@ class OffsetDistributor:
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
         kept = await self._reached()
-        batches = list(_batches(records, int(self._clock.time() * 1000)))
+        batches = list(_batches(records, self._leaf, int(self._clock.time() * 1000)))
         places = list(kept)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
             some = places[first : first + KEPT_AT_ONCE]
@@ -200,7 +200,10 @@ class OffsetDistributor:
             self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
         self.sent += len(records)
         for key, said in records.items():
-            self._times.hear(key, said)
+            if said is None:
+                self._times.forget(key, self._leaf)
+            else:
+                self._times.hear(key, said)
         self._told_at |= dict.fromkeys(records, self._clock.monotonic())
 
     def _records(self) -> dict[OffsetKey, GroupTime | None]:
@@ -301,13 +304,12 @@ def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:
     return Counter(topic for topic, _ in places)
 
 
-def _batches(records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
-    written = list(records.items())
+def _batches(records: Mapping[OffsetKey, GroupTime | None], leaf: str, now_ms: int) -> Iterator[bytes]:
+    """``leaf``: the cluster that says it."""
+    gone = ((ORIGIN_HEADER, leaf.encode()),)
+    written = [
+        (key_of(key), None, gone) if said is None else (key_of(key), said.value(), ()) for key, said in records.items()
+    ]
     for first in range(0, len(written), AT_ONCE):
-        yield encode_batch(
-            [
-                Record(number, now_ms, key_of(key), None if said is None else said.value())
-                for number, (key, said) in enumerate(written[first : first + AT_ONCE])
-            ],
-            PLAIN_HEADER,
-        )
+        some = written[first : first + AT_ONCE]
+        yield encode_batch([Record(number, now_ms, *each) for number, each in enumerate(some)], PLAIN_HEADER)
