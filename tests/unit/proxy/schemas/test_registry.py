@@ -39,14 +39,21 @@ def test_what_stands_in_a_file_is_said_as_it_stands_there_now(tmp_path: Path) ->
     assert said == ["Bearer one", "Bearer two", *basic]
 
 
-@given(st.sets(st.integers(0, 40)), st.lists(st.sets(st.integers(0, 40), max_size=2), max_size=12), st.integers(2, 6))
-def test_pages_lack_nothing_that_is_there_all_the_time(first: set[int], changes: list[set[int]], size: int) -> None:
+@given(
+    st.sets(st.integers(0, 40)),
+    st.lists(st.sets(st.integers(0, 40), max_size=2), max_size=12),
+    st.integers(2, 6),
+    st.booleans(),
+)
+def test_pages_lack_nothing_that_is_there_all_the_time(
+    first: set[int], changes: list[set[int]], size: int, backwards: bool
+) -> None:
     """Whatever comes and goes between two requests: it is read, or cannot be."""
     there, throughout = set(first), set(first)
     after = iter(changes)
 
     def page(offset: int) -> dict[int, None]:
-        said = dict.fromkeys(sorted(there)[offset:][:size])
+        said = dict.fromkeys(sorted(sorted(there)[offset:][:size], reverse=backwards))
         for each in next(after, ()):
             there.symmetric_difference_update({each})
             throughout.discard(each)
