@@ -183,6 +183,8 @@ class OffsetsStatus(_Model):
     """Prefixes of groups."""
     margin_ms: int
     """What other clusters are told is so much earlier."""
+    margins_ms: dict[str, int] = {}
+    """By prefix, where that is another one."""
     proxy: str | None
     """Which one distributes them; None: none."""
     state: Literal["Distributing", "Waiting", "Elsewhere", "Unclaimed"]

@@ -75,7 +75,8 @@ class OffsetDistributor:
         self._cluster = context.cluster
         self._clock = context.clock
         self._tree = document.tree
-        self._margin_ms = document.margin_ms
+        self._margin_of = document.margin_of
+        self._least_margin_ms = document.least_margin_ms
         self._leaf = leaf
         self._commits = commits
         self._times = times
@@ -227,7 +228,7 @@ class OffsetDistributor:
             self.unsaid.pop(key, None)
             said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
             is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
-            if is_due or is_news(said, known, self._margin_ms):
+            if is_due or is_news(said, known, self._margin_of(key.group)):
                 found[key] = said
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
@@ -253,7 +254,8 @@ class OffsetDistributor:
         on_the_way = self._on_the_way(place, one.read_at)
         if on_the_way is None:
             return None
-        return time_to_send(one.least.since(max(commit.offset, one.start)), on_the_way, self._margin_ms)
+        unread = one.least.since(max(commit.offset, one.start))
+        return time_to_send(unread, on_the_way, self._margin_of(key.group))
 
     async def _reached(self) -> dict[TopicPartition, KeptReached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
@@ -274,7 +276,7 @@ class OffsetDistributor:
                 continue
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
             before = self._kept[place].times if place in self._kept else {}
-            is_due = any(moves_on(before.get(level), time, self._margin_ms) for level, time in times.items())
+            is_due = any(moves_on(before.get(level), time, self._least_margin_ms) for level, time in times.items())
             if times and (is_due or now - self._kept_at[place] > AGAIN_S):
                 changed[place] = KeptReached(times)
         return changed

@@ -281,6 +281,7 @@ class Operations:
         status = OffsetsStatus(
             groups=list(document.groups),
             margin_ms=document.margin_ms,
+            margins_ms=dict(document.margins_ms),
             proxy=proxy,
             state="Unclaimed" if proxy is None else "Elsewhere",
         )

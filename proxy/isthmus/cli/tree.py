@@ -223,6 +223,10 @@ def _offsets(offsets: dict[str, Any], everything: bool) -> Iterator[str]:
             ("reason", offsets["reason"]),
             ("proxy", offsets["proxy"]),
             ("margin", f"{offsets['margin_ms'] / 1000:g} s"),
+            *(
+                (f"margin of {prefix_cell(prefix)}*", f"{margin_ms / 1000:g} s")
+                for prefix, margin_ms in offsets["margins_ms"].items()
+            ),
             ("lag", lag),
             ("sent", offsets["sent"]),
             ("set", offsets["set"]),

@@ -225,6 +225,7 @@ def test_offsets_of_groups_are_shown_and_put_back(
     assert (refused.exit_code, "`groups` in the tree's file (INVALID)" in refused.stderr) == (1, True)
 
     document = json.loads(file.read_text()) | {"version": 2, "groups": ["bills-"], "margin_ms": 2500}
+    document["margins_ms"] = {"bills-": 500}
     file.write_text(json.dumps(document))
     run(admin, "apply", str(file))
     assert "state Unclaimed" in lines(run(admin, "show"), 1)
@@ -236,12 +237,13 @@ def test_offsets_of_groups_are_shown_and_put_back(
 
     runs[0] = running
     shown = lines(run(admin, "show"))
-    assert shown[-11:] == [
+    assert shown[-12:] == [
         "offsets of groups bills-*",
         "state Distributing",
         "reason -",
         "proxy proxy-1",
         "margin 2.5 s",
+        "margin of bills-* 0.5 s",
         "lag 1.5 s",
         "sent 3",
         "set 4",

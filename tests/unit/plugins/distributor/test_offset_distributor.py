@@ -24,7 +24,8 @@ from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import read_header
 
 CLUSTERS = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in ("c1", "c2")}
-DOCUMENT = {"version": 1, "topics": ["t-"], "groups": ["g-"], "clusters": CLUSTERS, "tree": ["c1", "c2"]}
+DOCUMENT = {"version": 1, "topics": ["t-"], "clusters": CLUSTERS, "tree": ["c1", "c2"]}
+DOCUMENT |= {"groups": ["g-1", "g-long-"], "margins_ms": {"g-long-": 600_000}}
 
 PLACES: Final = [("t-1", number) for number in range(2)]
 TOPIC_ID: Final = bytes(16)
@@ -143,6 +144,16 @@ def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     world.now += 3_601
     assert ticked() == 2
     assert world.times.latest[key].origin == "c2"
+
+
+def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
+    world = World()
+    groups = [OffsetKey(name, *PLACES[0]) for name in ("g-1", "g-long-1")]
+    world.groups |= dict.fromkeys(groups, Commit(10, "", 500, 0))
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    told = {key: 1_000_001 - said.time for key, said in world.told if said is not None}
+    assert told == {groups[0]: 60_000, groups[1]: 600_000}
 
 
 @pytest.mark.parametrize("moved", [True, False])
