@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from threading import Event
 from typing import Any
 
 import pytest
@@ -235,6 +236,32 @@ def test_no_subject_is_passed_over_when_another_one_goes(registries: list[Conflu
 
     after(primary, "/subjects", goes)
     assert read(primary).subjects.keys() == {"t-main-address", "t-main-customer", "t-main-proto"}
+
+
+def test_a_target_that_hangs_keeps_no_other_one_waiting(registries: list[ConfluentRegistry]) -> None:
+    _, one, two = registries
+    other_one_is_written, waited = Event(), []
+    after(one, "/subjects", lambda: waited.append(other_one_is_written.wait(30)))
+    after(two, "/subjects/t-customer/versions", other_one_is_written.set)
+    outcomes = sync(registries)
+    assert waited == [True]
+    assert [(each.name, each.state) for each in outcomes] == [
+        ("target-1", State.IN_SYNC),
+        ("target-2", State.IN_SYNC),
+    ]
+
+
+def test_a_pass_that_has_ended_takes_no_further_step(registries: list[ConfluentRegistry]) -> None:
+    """The registry refuses clients' writes then, and the next pass goes on."""
+    primary, one, _ = registries
+    ended = Event()
+    with closing(Confluent(primary.url, Credentials())) as source, closing(Confluent(one.url, Credentials())) as asked:
+        targets = [Target("target", asked, NAMES)]
+        (outcome,) = run(source, targets, write=True, said=lambda *_: ended.set(), ended=ended)
+    assert (outcome.state, len(outcome.done)) == (State.BEHIND, 1)
+    assert (len(one.subjects), one.mode) == (1, "READONLY")
+    assert [each.state for each in sync(registries)] == [State.IN_SYNC] * 2
+    assert equal(primary, one)
 
 
 def test_one_that_goes_while_it_is_read_is_none(registries: list[ConfluentRegistry]) -> None:
