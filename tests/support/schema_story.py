@@ -390,7 +390,7 @@ def restored(story: Story) -> None:
 def a_version_comes_behind_a_later_one(story: Story) -> None:
     """As where its id was taken at first: it is not the latest one for that."""
     clients, target = story.clients["primary"], story.clients["target"]
-    for kind in ("string", "int", "long"):
+    for kind in ("string", "int", "float"):
         clients.register("t-main-dev-late-value", f'"{kind}"')
         clients.set_level("t-main-dev-late-value", "NONE")
     versions = story.primary.contents().subjects["t-main-dev-late-value"]

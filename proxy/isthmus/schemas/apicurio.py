@@ -6,8 +6,9 @@ can: so a version is imported as a draft, read back, and enabled. Found out by t
 - An import answers that it went well, always. A version whose content is not in the same file is not imported.
 - Content that is there (another subject's, or one that is gone and not yet cleared away) is not imported again, nor a
   version with it. One that is made in the usual way has the id of its content, which is found by its hash.
-- The ``latest`` of a subject comes of enabling, in whatever order that is done. Rules run then: a level that refuses is
-  put aside meanwhile.
+- The ``latest`` of a subject is the draft that was enabled last, or the last before it that is enabled. So what comes
+  behind a version with a higher number is imported as disabled, and never is the latest one. Nobody can change that.
+- Rules run when a draft is enabled: a level that refuses is put aside meanwhile.
 - What is disabled is what Confluent's API calls softly deleted.
 """
 
@@ -134,8 +135,9 @@ class Apicurio:
             self._enable(subject, path)
 
     def _import(self, subject: str, number: int, version: Version) -> None:
-        """As a draft, which no client is shown."""
+        """As a draft, which no client is shown; or as softly deleted, where it is not to be the latest one."""
         schema = version.schema
+        has = self._has(subject)
         references = (
             None
             if not schema.references
@@ -151,18 +153,18 @@ class Apicurio:
             "serializedReferences": references,
         }
         artifact = {"artifactId": subject, "artifactType": schema.kind}
-        draft = {
+        hidden = {
             "globalId": -1,  # its own next one
             "artifactId": subject,
             "version": str(number),
             "versionOrder": number,
-            "state": "DRAFT",
+            "state": "DISABLED" if has and self._is_late(subject, number) else "DRAFT",
             "contentId": version.id,
         }
         entities: list[tuple[str, dict[str, Any]]] = [("Content", content)]
-        if not self._has(subject):
+        if not has:
             entities.append(("Artifact", artifact))
-        entities.append(("ArtifactVersion", draft))
+        entities.append(("ArtifactVersion", hidden))
         self._rest.send_bytes(
             f"{_API}/admin/import?requireEmptyRegistry=false",
             _zipped(entities, schema.text),
@@ -187,6 +189,13 @@ class Apicurio:
         else:
             artifact = {"artifactId": subject, "artifactType": schema.kind, "firstVersion": made}
             self._rest.send("POST", artifacts, artifact)
+
+    def _is_late(self, subject: str, number: int) -> bool:
+        """Whether a version with a higher number was enabled before."""
+        path = f"{_API}/groups/default/artifacts/{quoted(subject)}/branches/latest/versions"
+        newest = self._rest.find(path, limit=1)
+        known = [] if newest is None else [str(each["version"]) for each in newest["versions"]]
+        return any(int(each) > number for each in known if each.isdecimal())
 
     def _has(self, subject: str) -> bool:
         return self._rest.find(f"{_API}/groups/default/artifacts/{quoted(subject)}") is not None
