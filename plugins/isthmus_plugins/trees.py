@@ -131,9 +131,11 @@ class DistributedPartition(_Model):
     """The topic has another number of partitions at the target, and messages go by their keys. None: it has as many."""
     fill_until: int | None = None
     """The target is new: it gets all before this offset, whatever its flags. None: it has it."""
+    left_out: bool = False
+    """It is not distributed, or stands still at a message that the target refuses, also while that is tried again."""
     reason_code: str | None = None
     reason: str | None = None
-    """Why it is not distributed, or what of it is not."""
+    """Why it is left out, or else what of it was not distributed."""
 
 
 class DistributorStatus(PlannedDistributor):
@@ -181,6 +183,8 @@ class OffsetsStatus(_Model):
     """Prefixes of groups."""
     margin_ms: int
     """What other clusters are told is so much earlier."""
+    margins_ms: dict[str, int] = {}
+    """By prefix, where that is another one."""
     proxy: str | None
     """Which one distributes them; None: none."""
     state: Literal["Distributing", "Waiting", "Elsewhere", "Unclaimed"]

@@ -20,10 +20,11 @@ from support.fake_transactions import TransactingCluster
 from support.seeds import seeds
 
 from isthmus_control.model import DistributionTree
-from isthmus_plugins.distribution.document import TreeDocument, read_document
+from isthmus_plugins.distribution.document import TreeDocument, read_document, written
 from isthmus_plugins.distributor import distributor as distributor_module
+from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
-from isthmus_plugins.distributor.reasons import TARGET_REFUSES_RECORDS
+from isthmus_plugins.distributor.reasons import TARGET_REFUSES_RECORDS, TOPIC_MISSING
 
 SEEDS = 20
 TOPIC = "t-1"
@@ -71,7 +72,7 @@ class Grove:
 
     def start(self, name: str, level: int) -> None:
         levels = tuple(above.level for above in self.document.tree.above(name))
-        tree = DistributionTree(1, name, ("t-",), levels, "")
+        tree = DistributionTree(self.document.tree.version, name, ("t-",), levels, "")
         context = self._context(name)
         distributor = Distributor(context, self.document, name, level, lambda: tree)
         self.distributors[name, level] = distributor
@@ -223,17 +224,19 @@ def test_what_the_target_refuses_of_a_partition_keeps_no_other_one_waiting(exact
         before = [b"before %d" % number for number in range(50)]
         async with asyncio.timeout(20):
             await _until(lambda: [{*log} for log in grove.read("b")] == [{*before}, {b"other"}])
-            await _until(lambda: distributor.positions.get((TOPIC, 0)) == 50 and (TOPIC, 0) in distributor.left_out)
+            await _until(lambda: distributor.positions.get((TOPIC, 0)) == 50)
+            await _until(lambda: "from offset 50 on" in distributor.left_out[TOPIC, 0].message)
         assert distributor.waits is None
         reason = distributor.left_out[TOPIC, 0]
         assert reason.code == TARGET_REFUSES_RECORDS
-        assert "from offset 50 on" in reason.message
         assert "MESSAGE_TOO_LARGE" in reason.message
+        watching = asyncio.get_running_loop().create_task(_until(lambda: (TOPIC, 0) not in distributor.left_out, 0.001))
         for number in range(20):
             other.write_values(b"other %d" % number)
             async with asyncio.timeout(0.25):
                 await _until(lambda: grove.read("b")[1][-1] == b"other %d" % number, 0.001)  # noqa: B023 - awaited here
             await asyncio.sleep(0.5)
+        assert not watching.done(), "it is left out also while it is tried again"
         # What was refused is not given again and again, and what was before it not at all.
         if exactly_once:
             assert grove.read("b")[0] == before
@@ -243,7 +246,8 @@ def test_what_the_target_refuses_of_a_partition_keeps_no_other_one_waiting(exact
         async with asyncio.timeout(60):
             await _until(lambda: grove.read("b")[0][-1] == b"behind")
         assert [*dict.fromkeys(grove.read("b")[0])] == [*before, large, b"behind"]
-        assert (TOPIC, 0) not in distributor.left_out
+        async with asyncio.timeout(1):
+            await watching
         for tasks in grove.running.values():
             await grove.stop(tasks)
 
@@ -266,6 +270,36 @@ def test_a_partition_that_may_not_be_in_a_transaction_keeps_no_other_one_waiting
         b.refuses.clear()
         async with asyncio.timeout(60):
             await _until(lambda: grove.read("b") == [[b"0"], [b"1"]])
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_new_cluster_does_not_seem_to_have_all_while_it_lacks_a_topic() -> None:
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    added = {"b": {"by": "a", "version": 2}}
+    grove.document = read_document(json.dumps({**written(grove.document), "version": 2, "added": added}))
+    a.add_topic("t-2")
+
+    async def test() -> None:
+        a.partition(TOPIC, 0).write_values(b"0")
+        a.partition("t-2", 0).write_values(b"1")
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is not None and distributor.waits.code == TOPIC_MISSING)
+        await asyncio.sleep(5)
+        assert grove.read("b") == [[], []]
+        assert not await is_filled(b, grove.document, "b")  # type: ignore[arg-type]
+        b.add_topic("t-2")
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None and not any(distributor.fill))
+        assert await is_filled(b, grove.document, "b")  # type: ignore[arg-type]
+        assert grove.read("b") == [[b"0"], []]
+        assert [record.value for record in b.partition("t-2", 0).records(True).values()] == [b"1"]
         for tasks in grove.running.values():
             await grove.stop(tasks)
 

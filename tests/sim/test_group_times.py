@@ -82,7 +82,7 @@ class Cluster:
         """By group."""
         self.committed_ms = 0
         self.has_members = False
-        self.times: list[tuple[OffsetKey, GroupTime | None]] = []
+        self.times: list[tuple[OffsetKey, GroupTime]] = []
         """The topic of times."""
         self.away = False
         self.clock = world.clock.of(world.rng.randint(-SKEW_MS, SKEW_MS))
@@ -152,8 +152,7 @@ class Cluster:
         ) -> dict[TopicPartition, int]:
             for batch in (batch for each in batches.values() for batch in each):
                 for record in decode_records(batch):
-                    said = None if record.value is None else GroupTime.of(record.value, 0)
-                    self.times.append((read_key(record.key), said))
+                    self.times.append((read_key(record.key), GroupTime.of(record.value or b"", 0)))
             self.kept.setdefault(group, {}).update(offsets)
             return {}
 
@@ -311,10 +310,10 @@ class World:
 
     def tell(self, origin: str, cluster: str, count: int) -> None:
         """Pass on records of the topic of times."""
-        own = [each for each in self.clusters[origin].times if each[1] is None or not each[1].flags]
+        own = [each for each in self.clusters[origin].times if not each[1].flags]
         first = self.said.get((origin, cluster), 0)
         some = own[first : first + count]
-        self.clusters[cluster].times += [(key, said and said._replace(flags=1)) for key, said in some]
+        self.clusters[cluster].times += [(key, said._replace(flags=1)) for key, said in some]
         self.said[origin, cluster] = first + len(some)
 
     def move(self) -> None:
@@ -474,7 +473,7 @@ def test_what_was_said_before_a_group_moved_comes_after_what_was_said_since() ->
         for _ in range(3):
             world.take(third, 0)  # an hour late, for instance: nobody could know
         await here.distributor.tick()
-        assert [said for _, said in here.times if said is not None][-1].time > BEGAN_MS + 20_000
+        assert here.times[-1][1].time > BEGAN_MS + 20_000
         world.give(here.name, third.name, 35)
         world.tell(here.name, there.name, 10)
         there.read(0)

@@ -31,6 +31,10 @@ class ConfluentRegistry:
     def __init__(self, keeps_ids: bool = True) -> None:
         self.keeps_ids = keeps_ids
         """Some relatives take an id and a number, and choose their own."""
+        self.has_pages = True
+        """Some relatives say all that they have, whatever is asked."""
+        self.shows = 1000
+        """So many subjects, with one request."""
         self.refuses: str | None = None
         """A subject that it finds fault with."""
         self.clear()
@@ -86,7 +90,7 @@ class ConfluentRegistry:
 
     def _answer(self, method: str, target: str, body: Any) -> Any:
         parts = urlsplit(target)
-        query = {name: values[0] == "true" for name, values in parse_qs(parts.query).items()}
+        query = {name: json.loads(values[0]) for name, values in parse_qs(parts.query).items()}
         given = {} if body is None else {"body": body}
         for pattern, handler in _ROUTES[method]:
             if (found := re.fullmatch(pattern, parts.path)) is not None:
@@ -95,8 +99,11 @@ class ConfluentRegistry:
 
     # ---- what is there ----
 
-    def get_subjects(self, deleted: bool = False) -> list[str]:
-        return [subject for subject in self.subjects if self._numbers(subject, deleted)]
+    def get_subjects(self, deleted: bool = False, offset: int = 0, limit: int | None = None) -> list[str]:
+        found = [subject for subject in self.subjects if self._numbers(subject, deleted)]
+        if not self.has_pages:
+            return found
+        return found[offset:][: self.shows if limit is None else min(limit, self.shows)]
 
     def get_versions(self, subject: str, deleted: bool = False) -> list[int]:
         if not (numbers := self._numbers(subject, deleted)):

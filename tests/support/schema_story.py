@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import closing
+from typing import Any, Final, NamedTuple
 
 import httpx
 
@@ -13,7 +14,7 @@ from isthmus.schemas.confluent import Confluent
 from isthmus.schemas.contents import Contents
 from isthmus.schemas.distribution import Outcome, State, Target, run
 from isthmus.schemas.plan import Delete, Reason, Register, Restore, SetLevel
-from isthmus.schemas.registry import Credentials
+from isthmus.schemas.registry import Credentials, quoted
 from isthmus.schemas.subjects import Format, Translation
 from support.wire_format import Known, decode, encode
 
@@ -58,18 +59,18 @@ class Clients:
         return self._client.request(method, path, **arguments)
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", **references: tuple[str, int]) -> int:
-        response = self.ask("POST", f"/subjects/{subject}/versions", json=_body(schema, kind, references))
+        response = self.ask("POST", f"/subjects/{quoted(subject)}/versions", json=_body(schema, kind, references))
         assert response.is_success, response.text
         return int(response.json()["id"])
 
     def look_up(self, subject: str, schema: str, kind: str = "AVRO", **references: tuple[str, int]) -> int | None:
         """As a producer that does not register: the id of a schema of its own."""
-        response = self.ask("POST", f"/subjects/{subject}", json=_body(schema, kind, references))
+        response = self.ask("POST", f"/subjects/{quoted(subject)}", json=_body(schema, kind, references))
         return int(response.json()["id"]) if response.is_success else None
 
     def delete(self, subject: str, version: int, permanent: bool = False) -> None:
         query = {"permanent": "true"} if permanent else {}
-        response = self.ask("DELETE", f"/subjects/{subject}/versions/{version}", params=query)
+        response = self.ask("DELETE", f"/subjects/{quoted(subject)}/versions/{version}", params=query)
         assert response.is_success, response.text
 
     def set_level(self, subject: str, level: str) -> None:
@@ -77,16 +78,21 @@ class Clients:
         assert response.is_success, response.text
 
     def latest(self, subject: str) -> int | None:
-        response = self.ask("GET", f"/subjects/{subject}/versions/latest")
+        response = self.ask("GET", f"/subjects/{quoted(subject)}/versions/latest")
         return int(response.json()["version"]) if response.is_success else None
 
     def known(self, id_: int) -> Known:
         """As a consumer that has met the id in a record."""
-        found = self.ask("GET", f"/schemas/ids/{id_}").json()
-        references = [
-            self.ask("GET", f"/subjects/{each['subject']}/versions/{each['version']}").json()["schema"]
+        return self._known(f"/schemas/ids/{id_}")
+
+    def _known(self, path: str) -> Known:
+        response = self.ask("GET", path)
+        assert response.is_success, response.text
+        found = response.json()
+        references = {
+            each["name"]: self._known(f"/subjects/{quoted(each['subject'])}/versions/{each['version']}")
             for each in found.get("references") or ()
-        ]
+        }
         return Known(found.get("schemaType") or "AVRO", found["schema"], references)
 
 
@@ -161,7 +167,8 @@ def everything_becomes_equal(story: Story) -> None:
     assert target.look_up("t-dev-customer-value", CUSTOMER, acme_Address=("t-dev-address-value", 1)) == customer
     assert target.look_up("t-dev-bill-value", BILL, "PROTOBUF", money_proto=("t-dev-money-value", 1)) is not None
     known = target.known(customer)
-    assert (json.loads(known.text), *map(json.loads, known.references)) == (json.loads(CUSTOMER), json.loads(ADDRESS))
+    assert json.loads(known.text) == json.loads(CUSTOMER)
+    assert json.loads(known.references["acme.Address"].text) == json.loads(ADDRESS)
     refused = target.ask("POST", "/subjects/t-dev-new-value/versions", json={"schema": '"string"'})
     assert (refused.status_code, "read-only" in refused.text) == (409, True)
     assert story.sync().done == ()
@@ -198,26 +205,124 @@ def everything_becomes_equal(story: Story) -> None:
     assert story.equal().subjects["t-dev-customer-value"].keys() == {1, 2, 3}
 
 
+class Message(NamedTuple):
+    """A value, and what its application has built in: a schema that it does not register."""
+
+    topic: str
+    schema: Known
+    references: dict[str, tuple[str, int]]
+    """As they are registered: topics and numbers of versions."""
+    value: dict[str, Any]
+
+    def record(self, clients: Clients, format_: str) -> bytes:
+        """As a producer makes it that asks a registry for the id, where subjects have this format."""
+        subject = format_.format(self.topic)
+        references = {name: (format_.format(topic), number) for name, (topic, number) in self.references.items()}
+        id_ = clients.look_up(subject, self.schema.text, self.schema.kind, **references)
+        assert id_ is not None, subject
+        return encode(id_, self.schema, self.value)
+
+
+_ADDRESS: Final = {"acme.Address": Known("AVRO", ADDRESS)}
+MESSAGES: Final = (
+    Message(
+        "customer",
+        Known("AVRO", CUSTOMER, _ADDRESS),
+        {"acme_Address": ("address", 1)},
+        {"home": {"street": "Überall"}},
+    ),
+    Message(
+        "customer",
+        Known("AVRO", CUSTOMER_2, _ADDRESS),
+        {"acme_Address": ("address", 1)},
+        {"home": {"street": ""}, "age": -77},
+    ),
+    Message(
+        "house",
+        Known("JSON", HOUSE, {"street.json": Known("JSON", STREET)}),
+        {"street_json": ("street", 1)},
+        {"street": {"name": "here"}},
+    ),
+    Message(
+        "bill",
+        Known("PROTOBUF", BILL, {"money.proto": Known("PROTOBUF", MONEY)}),
+        {"money_proto": ("money", 1)},
+        {"sum": {"cents": 4_200_000_000}},
+    ),
+)
+"""Of each kind, with references."""
+
+
 def records_are_read_at_both_sides(story: Story) -> None:
     """In Confluent's wire format: producers of either side, which ask their registry for the id of what they have, and
     consumers of either side, which know nothing but the id. Behind ``everything_becomes_equal``."""
-    produced: tuple[tuple[str, str, str, dict[str, tuple[str, int]], dict[str, Any]], ...] = (
-        ("customer", CUSTOMER, "AVRO", {"acme_Address": ("address", 1)}, {"home": {"street": "Überall"}}),
-        ("customer", CUSTOMER_2, "AVRO", {"acme_Address": ("address", 1)}, {"home": {"street": ""}, "age": -77}),
-        ("house", HOUSE, "JSON", {"street_json": ("street", 1)}, {"street": {"name": "here"}}),
-        ("money", MONEY, "PROTOBUF", {}, {"cents": 4_200_000_000}),
-    )
     formats = {"primary": "t-main-dev-{}-value", "target": "t-dev-{}-value"}
-    for topic, text, kind, references, value in produced:
-        records = {}
-        for side, format_ in formats.items():
-            named = {name: (format_.format(subject), number) for name, (subject, number) in references.items()}
-            id_ = story.clients[side].look_up(format_.format(topic), text, kind, **named)
-            assert id_ is not None, (side, topic)
-            records[side] = encode(id_, Known(kind, text, [ADDRESS] if kind == "AVRO" else []), value)
+    for message in MESSAGES:
+        value = message.value
+        records = {side: message.record(story.clients[side], format_) for side, format_ in formats.items()}
         assert records["primary"] == records["target"]
         for consumer in story.clients.values():
             assert [decode(record, consumer.known) for record in records.values()] == [value, value]
+
+
+def names_and_references_as_they_come(story: Story) -> None:
+    """Names that URLs have to quote, and references in an order that nobody would give them."""
+    clients, target = story.clients["primary"], story.clients["target"]
+    before = story.target.contents().subjects
+    names = {each: f"t-main-dev-{each}/a b?#+-value" for each in ("z", "a", "both", "same")}
+    for each in ("z", "a"):
+        clients.register(
+            names[each], json.dumps({"type": "record", "name": each.upper(), "namespace": "acme", "fields": []})
+        )
+    fields = [{"name": "first", "type": "acme.A"}, {"name": "second", "type": "acme.Z"}]
+    schema = json.dumps({"type": "record", "name": "Both", "namespace": "acme", "fields": fields})
+    references = {"acme_Z": (names["z"], 1), "acme_A": (names["a"], 1)}
+    ids = {clients.register(names[each], schema, **references) for each in ("both", "same")}
+    outcome = story.sync()
+    assert (outcome.state, len(outcome.done)) == (State.IN_SYNC, 4), outcome.findings
+    story.equal()
+    there = {each: names[each].replace("-main", "") for each in names}
+    referred = {"acme_Z": (there["z"], 1), "acme_A": (there["a"], 1)}
+    assert {target.look_up(there[each], schema, **referred) for each in ("both", "same")} == ids
+    assert target.latest(there["both"]) == 1
+    for permanent in (False, True):
+        for each in ("both", "same", "z", "a"):
+            clients.delete(names[each], 1, permanent)
+        assert story.sync().state is State.IN_SYNC
+        story.equal()
+    assert story.target.contents().subjects == before
+
+
+def passes_that_end_anywhere(story: Story, transport: Callable[[int, bool], httpx.BaseTransport], url: str) -> None:
+    """Killed before a write, or when one was taken and the answer is not read; the next pass makes it whole."""
+    clients, target = story.clients["primary"], story.clients["target"]
+    for answered in (False, True):
+        for writes in range(60):
+            subject = f"t-main-dev-cut-{answered}-{writes}"
+            fields = [{"name": "home", "type": "acme.Address"}, {"name": f"n{writes}", "type": "int"}]
+            schema = json.dumps({"type": "record", "name": "Cut", "namespace": "acme", "fields": fields})
+            address = ("t-main-dev-address-value", 1)
+            for each in ("", "-same"):
+                clients.register(f"{subject}{each}", schema, acme_Address=address)
+            clients.set_level(subject, "NONE")
+            clients.register(subject, ADDRESS)
+            clients.set_level(subject, "FULL")
+            clients.delete(f"{subject}-same", 1)
+            if writes:
+                former = f"t-main-dev-cut-{answered}-{writes - 1}"
+                clients.delete(former, 2)
+                clients.delete(f"{former}-same", 1, permanent=True)
+                clients.register(f"{former}-same", ADDRESS)
+            with closing(Apicurio(url, Credentials(), transport(writes, answered))) as dying:
+                (outcome,) = run(story.primary, [Target("target", dying, NAMES)], write=True)
+            again = story.sync()
+            assert again.state is State.IN_SYNC, (writes, answered, again.findings)
+            story.equal()
+            assert target.latest(NAMES.to_target(subject) or "") == 2
+            if outcome.state is State.IN_SYNC:
+                break
+        else:
+            raise AssertionError("a pass takes more writes than that")
 
 
 def what_is_not_the_primary_s_stays(story: Story) -> None:
@@ -279,3 +384,23 @@ def restored(story: Story) -> None:
         "t-main-dev-customer-value", 2, story.primary.contents().subjects["t-main-dev-customer-value"][2]
     )
     assert [type(each) for each in story.sync().done] == [Restore]
+    assert target.latest("t-dev-customer-value") == 3
+
+
+def a_version_comes_behind_a_later_one(story: Story) -> None:
+    """As where its id was taken at first: it is not the latest one for that."""
+    clients, target = story.clients["primary"], story.clients["target"]
+    for kind in ("string", "int", "float"):
+        clients.register("t-main-dev-late-value", f'"{kind}"')
+        clients.set_level("t-main-dev-late-value", "NONE")
+    versions = story.primary.contents().subjects["t-main-dev-late-value"]
+    story.target.begin_writing()
+    for number in (1, 3, 2):
+        story.target.register("t-dev-late-value", number, versions[number])
+    assert story.sync().state is State.IN_SYNC
+    story.equal()
+    assert target.latest("t-dev-late-value") == 3
+    for permanent in (False, True):
+        for number in (3, 2, 1):
+            clients.delete("t-main-dev-late-value", number, permanent)
+        story.sync()

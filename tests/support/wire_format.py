@@ -1,14 +1,16 @@
 """Records in Confluent's wire format: a zero, the schema's id in four bytes, and what the schema describes.
 
-As much of each encoding as the story of schemas needs, so that a record is read by nothing but what a registry says of
-its id: records of strings, longs and other records in Avro, objects in JSON, one message of varints in Protobuf.
+As much of each encoding as the stories of schemas need, so that a record is read by nothing but what a registry says of
+its id: records of strings, longs and other records in Avro, objects in JSON, messages of varints and other messages in
+Protobuf. By hand, since Confluent's own serializers want packages that nothing else here does.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MAGIC = 0
@@ -19,8 +21,8 @@ class Known(NamedTuple):
 
     kind: str
     text: str
-    references: list[str]
-    """Texts of what it refers to."""
+    references: Mapping[str, Known] = MappingProxyType({})
+    """What it refers to, by the names in its text."""
 
 
 def encode(id_: int, schema: Known, value: dict[str, Any]) -> bytes:
@@ -40,8 +42,11 @@ def decode(record: bytes, ask: Callable[[int], Known]) -> Any:
 
 
 def _types(schema: Known) -> dict[str, Any]:
-    found = [json.loads(each) for each in (*schema.references, schema.text)]
-    return {f"{each['namespace']}.{each['name']}": each for each in found}
+    own = json.loads(schema.text)
+    found = {f"{own['namespace']}.{own['name']}": own}
+    for each in schema.references.values():
+        found |= _types(each)
+    return found
 
 
 def _avro(schema: Known, value: Any) -> bytes:
@@ -78,28 +83,73 @@ def _from_avro_of(kind: Any, types: dict[str, Any], body: Iterator[int]) -> Any:
 
 def _from_json(schema: Known, body: Iterator[int]) -> Any:
     value = json.loads(bytes(body))
-    assert value.keys() <= json.loads(schema.text)["properties"].keys()
+    _check(schema, value)
     return value
 
 
-def _fields(schema: Known) -> dict[str, int]:
-    """Of the first message: numbers of its fields, which are all integers."""
-    message = schema.text[schema.text.index("message ") :]
-    return {name: int(number) for name, number in re.findall(r"int64 (\w+) = (\d+);", message)}
+def _check(schema: Known, value: Any) -> None:
+    properties = json.loads(schema.text)["properties"]
+    assert value.keys() <= properties.keys()
+    for name, each in value.items():
+        if (referred := properties[name].get("$ref")) is not None:
+            _check(schema.references[referred], each)
+        else:
+            assert (properties[name]["type"], type(each)) == ("string", str)
 
 
-def _protobuf(schema: Known, value: dict[str, int]) -> bytes:
-    fields = _fields(schema)
+Messages = dict[str, dict[int, tuple[str, str]]]
+"""By name: the type and name of each field, by its number."""
+
+
+def _messages(schema: Known) -> Messages:
+    """Of a file, in its order, and of those that it imports."""
+    found: Messages = {}
+    for name, body in re.findall(r"message (\w+) \{([^}]*)\}", schema.text):
+        found[name] = {int(number): (kind, field) for kind, field, number in re.findall(r"(\w+) (\w+) = (\d+);", body)}
+    for name in re.findall(r'import "(.+)";', schema.text):
+        found = _messages(schema.references[name]) | found
+    return found
+
+
+def _first(schema: Known) -> str:
+    found = re.search(r"message (\w+)", schema.text)
+    assert found is not None
+    return found[1]
+
+
+def _protobuf(schema: Known, value: dict[str, Any]) -> bytes:
     # The path to the message in its file: the first one is a single zero.
-    return b"\0" + b"".join(_varint(fields[name] << 3) + _varint(number) for name, number in value.items())
+    return b"\0" + _protobuf_of(_first(schema), _messages(schema), value)
+
+
+def _protobuf_of(message: str, messages: Messages, value: dict[str, Any]) -> bytes:
+    made = b""
+    for number, (kind, name) in messages[message].items():
+        if kind in messages:
+            inner = _protobuf_of(kind, messages, value[name])
+            made += _varint(number << 3 | 2) + _varint(len(inner)) + inner
+        else:
+            assert kind == "int64"
+            made += _varint(number << 3) + _varint(value[name])
+    return made
 
 
 def _from_protobuf(schema: Known, body: Iterator[int]) -> Any:
     assert next(body) == 0
-    names = {number: name for name, number in _fields(schema).items()}
+    return _from_protobuf_of(_first(schema), _messages(schema), body)
+
+
+def _from_protobuf_of(message: str, messages: Messages, body: Iterator[int]) -> Any:
     value = {}
     for first in body:
-        value[names[first >> 3]] = _from_varint(body)
+        kind, name = messages[message][first >> 3]
+        number = _from_varint(body)
+        if kind in messages:
+            assert first & 7 == 2
+            value[name] = _from_protobuf_of(kind, messages, iter(bytes(next(body) for _ in range(number))))
+        else:
+            assert (first & 7, kind) == (0, "int64")
+            value[name] = number
     return value
 
 

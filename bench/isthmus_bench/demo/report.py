@@ -87,5 +87,8 @@ def _archive_of_classes() -> tuple[str, ...]:
     archive = cache_directory() / "spark" / version("pyspark") / f"{find_java().build}.jsa"
     archive.parent.mkdir(parents=True, exist_ok=True)
     # The header is written last; an archive that does not fit is not used, and nobody needs to hear of it.
-    is_whole = archive.is_file() and any(archive.open("rb").read(4))
+    is_whole = False
+    if archive.is_file():
+        with archive.open("rb") as file:
+            is_whole = any(file.read(4))
     return f"-XX:{'SharedArchiveFile' if is_whole else 'ArchiveClassesAtExit'}={archive}", "-Xlog:disable"

@@ -6,6 +6,7 @@
     topics: [orders-]                          # prefixes of those that are distributed
     groups: [billing-]                         # prefixes of those whose committed offsets are; none by default
     margin_ms: 60000                           # of committed offsets; this by default
+    margins_ms: {billing-: 600000}             # those of some prefixes of groups
     header: isthmus-copy-flags                 # of records; this by default, the same in all versions
     exactly_once: true                         # over each hop; this by default
     clusters:                                  # brokers, as proxies of the other clusters reach them
@@ -35,6 +36,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from isthmus_control.model import ResourceType, contains
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
 from isthmus_plugins.distribution.targets import Targets, target_of, wrong_targets
 from isthmus_plugins.distribution.times import MARGIN_MS
@@ -42,6 +44,7 @@ from isthmus_plugins.distribution.tree import Added, Change, Node, Subtree, Tree
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 CLUSTERS_MAX: Final = 256
+_GROUP: Final = ResourceType.CONSUMER_GROUP
 STEP: Final = 4
 """Between the levels of subtrees that stand in each other, where there is room for it."""
 
@@ -52,6 +55,7 @@ _Level = Annotated[
 """A key of an object, so in JSON it is text."""
 _Prefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")]
 _GroupPrefix = Annotated[str, Field(max_length=249)]
+_Margin = Annotated[int, Field(ge=1, le=7 * 24 * 3_600_000)]
 
 
 class _Section(BaseModel):
@@ -79,7 +83,8 @@ class _Document(_Section):
     header: str = Field(default=HEADER_NAME, min_length=1, max_length=200)
     exactly_once: bool = True
     groups: list[_GroupPrefix] = Field(default_factory=list, max_length=1_000)
-    margin_ms: int = Field(default=MARGIN_MS, ge=1, le=7 * 24 * 3_600_000)
+    margin_ms: _Margin = MARGIN_MS
+    margins_ms: dict[_GroupPrefix, _Margin] = Field(default_factory=dict)
     clusters: dict[_Name, Cluster] = Field(max_length=CLUSTERS_MAX)
     tree: Any
     targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
@@ -107,6 +112,18 @@ class TreeDocument:
     margin_ms: int = MARGIN_MS
     added: Mapping[str, Added] = field(default_factory=dict)
     """Leaves that came in the last version in which leaves came or went."""
+    margins_ms: Mapping[str, int] = field(default_factory=dict)
+    """By prefix of groups, where that is another one."""
+
+    def margin_of(self, group: str) -> int:
+        """How much earlier than what it has read a group goes on elsewhere, in milliseconds."""
+        own = (margin for prefix, margin in self.margins_ms.items() if contains(_GROUP, prefix, group))
+        return next(own, self.margin_ms)
+
+    @property
+    def least_margin_ms(self) -> int:
+        """Of all groups that are distributed."""
+        return min((self.margins_ms.get(prefix, self.margin_ms) for prefix in self.groups), default=self.margin_ms)
 
     @cached_property
     def digest(self) -> str:
@@ -153,6 +170,7 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
     if problems := [
         *_overlapping("topics", document.topics),
         *_overlapping("groups", document.groups),
+        *_wrong_margins(document),
         *_twice(document.clusters),
     ]:
         raise TreeError(problems)
@@ -183,7 +201,14 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         tuple(document.groups),
         document.margin_ms,
         added,
+        document.margins_ms,
     )
+
+
+def _wrong_margins(document: _Document) -> Iterator[str]:
+    known = ", ".join(document.groups) or "empty"
+    for prefix in document.margins_ms.keys() - {*document.groups}:
+        yield f"margins_ms.{prefix}: it is none of `groups` ({known}): a margin is that of a prefix as it stands there"
 
 
 def _without_level(drawn: _Drawn) -> Iterator[str]:
@@ -446,7 +471,9 @@ def written(document: TreeDocument) -> dict[str, Any]:
 def _offsets_written(document: TreeDocument) -> dict[str, Any]:
     """Left out where it is the default: what was applied before there was any reads the same."""
     written: dict[str, Any] = {"groups": list(document.groups)} if document.groups else {}
-    return written if document.margin_ms == MARGIN_MS else {**written, "margin_ms": document.margin_ms}
+    if document.margin_ms != MARGIN_MS:
+        written["margin_ms"] = document.margin_ms
+    return {**written, "margins_ms": dict(document.margins_ms)} if document.margins_ms else written
 
 
 def _written(node: Node) -> Any:

@@ -4,7 +4,8 @@ A record of the topic :data:`~isthmus_plugins.distribution.kept.TIMES_TOPIC`, wh
 distributors pass on like any other, with copy flags in a header:
 
     key     group|topic|partition
-    value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own}
+    value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own};
+            null: the group has committed nothing any more, at the cluster that a header names
 
 Of a key's records the last one of that cluster counts at which the group has committed last (:func:`counts`): those of
 several clusters come in any order. Nobody reaches headers of the offsets topic: a commit that was set by such a record
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from isthmus_plugins.distribution.times import moves_on
 from isthmus_protocol.offsets_log import OffsetKey
 
 MARK: Final = "isthmus-copy-flags="
+ORIGIN_HEADER: Final = "isthmus-origin"
+"""Of a record without a value."""
 _MARKED: Final = re.compile(rf"{MARK}([0-9a-f]{{16}});")
 
 
@@ -84,6 +88,12 @@ def read_key(key: bytes | None) -> OffsetKey:
         return OffsetKey(group, topic, int(partition))
     except ValueError as error:
         raise MalformedTime(f"{key!r} is not group|topic|partition") from error
+
+
+def origin_of(headers: Iterable[tuple[str, bytes | None]]) -> str | None:
+    """Which cluster says that a group has committed nothing any more; None: one of an earlier version, which does not
+    name itself."""
+    return next((value.decode(errors="replace") for name, value in headers if name == ORIGIN_HEADER and value), None)
 
 
 def counts(said: GroupTime, known: GroupTime | None) -> bool:

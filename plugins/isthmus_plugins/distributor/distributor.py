@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from isthmus_control.model import DistributionTree, Reason
 from isthmus_plugins.cluster import (
@@ -59,11 +59,10 @@ from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.parcels import Parcel, Prepared, beside_the_loop
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.distributor.refusals import Refusals
 from isthmus_plugins.distributor.settling import Settling, is_of, topic_ends
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
-from isthmus_protocol.error_codes import MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
-from isthmus_protocol.record_headers import PAYLOAD_BYTES_MAX
 from isthmus_protocol.records import BatchError
 
 log = logging.getLogger("isthmus_plugins.distributor")
@@ -77,28 +76,13 @@ KEPT_AGAIN_S: Final = 3_600.0
 GIVEN_BYTES: Final = 4 * 1024 * 1024
 """What one transaction gives, about."""
 UNKNOWN_EPOCH: Final = -1
-TOO_LARGE: Final = frozenset({MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE})
 KEPT_S: Final = 0.1
 """After which time positions are committed where no transaction has them. If a distributor dies, what it gave since is
 given again."""
 LEAVING_S: Final = 1.0
 """How long a distributor that ends tries to commit them."""
-HELD_S, HELD_MAX_S = 0.5, 30.0
-"""For how long a partition waits that the target has refused: twice as long each time."""
 
 T = TypeVar("T")
-
-
-class Held(NamedTuple):
-    """A partition that the target has refused."""
-
-    until: float
-    """When it is tried again, by the loop's clock."""
-    for_s: float
-    one_batch_before: int
-    """What was refused is before this offset; up to there one batch is given at a time, so that all before it is."""
-    reason: Reason
-    """Also told while it is tried again."""
 
 
 class Again(Exception):
@@ -128,8 +112,7 @@ class Distributor:
         self._courses = Courses(self._cluster, document, leaf, level)
         self._settling = Settling(self._courses, self._leaves, document, level)
         self._target: Transactions | None = None
-        self._payload_max: dict[TopicPartition, int] = {}
-        """Up to which size batches of a partition are joined, where the target has refused larger ones."""
+        self._refusals = Refusals()
         self._reads = Reads(self._cluster, self._lane)
         self._given: dict[TopicPartition, KeptGiven] = {}
         """What the target was given, as it keeps it, or will with the next transaction."""
@@ -139,22 +122,20 @@ class Distributor:
         self._prepared_bytes = 0
         self._next: dict[TopicPartition, int] = {}
         """Up to where everything is given, under way, or prepared."""
-        self.held: dict[TopicPartition, Held] = {}
-        """What the target has refused, waiting or tried again."""
         self._keep_at = math.inf
         """When positions are committed, by the loop's clock."""
         self._target_ends: dict[str, Mapping[int, int]] = {}
         """By topic and partition: where the target's logs go on behind what they were given."""
         self._spread: set[TopicPartition] = set()
         """Partitions of which something went by its key in this term, to whichever partition of the target."""
+        self._not_read: dict[TopicPartition, Reason] = {}
+        """Partitions of which nothing is given now."""
         self._looked: object = None
         self._look_again_at = 0.0
         # What is shown.
         self.waits: Reason | None = Reason(reasons.SOURCE_UNAVAILABLE, "it begins")
         self.positions: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
-        self.left_out: dict[TopicPartition, Reason] = {}
-        """Partitions that are not distributed."""
         self._partitions: dict[str, int] = {}
         self.by_key: dict[str, int] = {}
         """Topics of which the target has another number of partitions, and that: messages go by their keys."""
@@ -168,6 +149,11 @@ class Distributor:
     @property
     def courses(self) -> Mapping[TopicPartition, Course]:
         return self._courses.by_place
+
+    @property
+    def left_out(self) -> Mapping[TopicPartition, Reason]:
+        """Partitions that are not distributed, or stand still; also those that are just being tried again."""
+        return {**self._refusals.reasons, **self._not_read}
 
     @property
     def target(self) -> str:
@@ -225,9 +211,9 @@ class Distributor:
         self._settling.begin()
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
-        self.held.clear()
+        self._refusals.begin()
         self._keep_at = math.inf
-        self.left_out = dict(self._courses.wrong)
+        self._not_read = dict(self._courses.wrong)
         await some_at_once(AT_ONCE, self._cut_where_read, list(self.courses))
         await self._switched(target)
         positions = await self._met(target, topics)
@@ -284,7 +270,7 @@ class Distributor:
                 for place in places:
                     self._courses.by_place[place] = self.courses[place].gone_back({leaf}, target)
         await self._courses.keep([place for places in before.values() for place in places])
-        self.left_out |= self._courses.wrong
+        self._not_read |= self._courses.wrong
 
     async def _hand_over(self, leaf: str, places: Sequence[TopicPartition], target: str) -> None:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
@@ -341,13 +327,20 @@ class Distributor:
         counts = {name: len(topic.partitions) for name, topic in there.items()}
         self._spread.clear()
         self.by_key = {name: count for name, count in counts.items() if count != len(topics[name].partitions)}
-        places = [each for each in self.courses if each not in self.left_out]
+        places = [each for each in self.courses if each not in self._not_read]
         for place in places:
             if place[0] not in there:
-                self.left_out[place] = Reason(
+                if self.courses[place].fills:
+                    # What it was given of others would have it seem to be filled.
+                    raise Waits(
+                        reasons.TOPIC_MISSING,
+                        f"{target} is new, and has no topic {place[0]}, which it is to be filled with: create it there, "
+                        f"or apply the tree there again",
+                    )
+                self._not_read[place] = Reason(
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
                 )
-        places = [each for each in places if each not in self.left_out]
+        places = [each for each in places if each not in self._not_read]
         self._given = {
             place: each
             for place, each in given.items()
@@ -432,7 +425,7 @@ class Distributor:
             kept = self._of(given, place)
             position = course.position(None if kept is None else kept.given)
         except PositionError as error:
-            self.left_out[place] = Reason(reasons.POSITIONS_CONTRADICT, str(error))
+            self._not_read[place] = Reason(reasons.POSITIONS_CONTRADICT, str(error))
             return None
         said = kept is not None and kept.given.term == course.current.term
         if place[0] in self.by_key or (kept is not None and said and kept.spread):
@@ -516,9 +509,9 @@ class Distributor:
         try:
             while True:
                 if not self._preparing:
-                    held = min((each.until for each in self.held.values()), default=math.inf)
-                    await self._reads.wait(min(due if tick is None else math.inf, self._keep_at, held))
-                self._go_on_with_held()
+                    due_now = due if tick is None else math.inf
+                    await self._reads.wait(min(due_now, self._keep_at, self._refusals.next_try))
+                self._go_on_with_refused()
                 for read in self._reads.take(GIVEN_BYTES - self._prepared_bytes):
                     await self._prepare(read)
                 if self._preparing:
@@ -572,22 +565,22 @@ class Distributor:
     async def _prepare(self, read: Read) -> None:
         """Rewrite what was read, for what is given next."""
         place = read.place
-        if place in self.left_out or read.offset != self._next[place]:
+        if place in self._not_read or read.offset != self._next[place]:
             return  # or it was read before the partition went back
         self.ends[place] = read.end
         if read.following == read.offset:
             return
         prepared = self._preparing.get(place)
         if prepared is None:
-            payload_max = self._payload_max.get(place, PAYLOAD_BYTES_MAX)
+            payload_max, one_batch = self._refusals.payload_max(place), self._refusals.one_batch(place)
             copies = Copies(self._tree.header.encode(), self.courses[place], self.level, payload_max)
-            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]), place in self.held)
+            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]), one_batch)
         try:
             await beside_the_loop(read.size, partial(prepared.add, read))
             self._prepared_bytes += read.size
         except BatchError as error:
             # Nothing behind it is given, or it would be left out for good.
-            self.left_out[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
+            self._not_read[place] = Reason(reasons.MALFORMED_BATCH, f"at or behind {self.positions[place]}: {error}")
             self._unprepare(place)
             self._reads.leave_out(place)
         else:
@@ -656,11 +649,7 @@ class Distributor:
             self._note_refused(each)
             if not each.is_all:
                 self._go_back(place)
-            held = self.held.get(place)
-            if held is not None:
-                self.held[place] = held._replace(for_s=HELD_S / 2)
-                if each.following >= held.one_batch_before:
-                    del self.held[place]
+            self._refusals.given(place, each.following)
 
     async def _commit(
         self, target: str, batches: Mapping[TopicPartition, Sequence[bytes]], parcels: Sequence[Parcel] = ()
@@ -701,23 +690,16 @@ class Distributor:
     def _hold(self, refused: Mapping[TopicPartition, Refusal]) -> None:
         """Have partitions wait that the target has refused, and the others go on."""
         now = asyncio.get_running_loop().time()
-        for place, (error, records, size) in refused.items():
-            until = self._next[place]
+        for place, refusal in refused.items():
+            until, is_news = self._next[place], not self._refusals.one_batch(place)
             self._go_back(place)
-            if error.error_code in TOO_LARGE and records > 1:
-                self._payload_max[place] = min(self._payload_max.get(place, PAYLOAD_BYTES_MAX), size) // 2
+            reason = self._refusals.hold(place, refusal, self.positions[place], until, now)
+            if reason is None:
                 continue
-            held = self.held.get(place)
-            for_s = HELD_S if held is None else min(2 * held.for_s, HELD_MAX_S)
-            reason = self.left_out[place] = Reason(
-                reasons.TARGET_REFUSES_RECORDS,
-                f"the target takes nothing from offset {self.positions[place]} on, and is asked again: {error}",
-            )
-            one_batch_before = until if held is None else max(until, held.one_batch_before)
-            self.held[place] = Held(now + for_s, for_s, one_batch_before, reason)
+            self._not_read[place] = reason
             self._reads.leave_out(place)
-            if held is None:
-                more = {"level": self.level, "partition": f"{place[0]}-{place[1]}", "error": str(error)}
+            if is_news:
+                more = {"level": self.level, "partition": f"{place[0]}-{place[1]}", "error": str(refusal.error)}
                 log.warning("partition is refused", extra=more)
 
     def _go_back(self, place: TopicPartition) -> None:
@@ -726,13 +708,10 @@ class Distributor:
         self._next[place] = self.positions[place]
         self._reads.go_back(place, self.positions[place])
 
-    def _go_on_with_held(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for place, held in self.held.items():
-            if held.until <= now:
-                self.held[place] = held._replace(until=math.inf)
-                del self.left_out[place]
-                self._reads.go_back(place, self.positions[place])
+    def _go_on_with_refused(self) -> None:
+        for place in self._refusals.due(asyncio.get_running_loop().time()):
+            del self._not_read[place]
+            self._reads.go_back(place, self.positions[place])
 
     # ---- tick ----
 

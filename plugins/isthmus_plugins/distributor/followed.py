@@ -9,7 +9,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.copy_flags import FlagsError, read_flags
-from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, counts, read_key, unmarked
+from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, counts, origin_of, read_key, unmarked
 from isthmus_plugins.distribution.kept import TIMES_TOPIC
 from isthmus_plugins.distribution.times import LeastTimestamps
 from isthmus_plugins.distributor.following import Following, Log
@@ -99,16 +99,26 @@ class Times(Following[Log]):
                 key = read_key(record.key)
                 flags = [value for name, value in record.headers if name == self._header]
                 all_flags = read_flags(flags[0]) if flags else 0
-                self.hear(key, None if record.value is None else GroupTime.of(record.value, all_flags))
+                if record.value is None:
+                    self.forget(key, origin_of(record.headers))
+                else:
+                    self.hear(key, GroupTime.of(record.value, all_flags))
             except (MalformedTime, FlagsError) as error:
                 log.warning("group's time not understood", extra={"offset": record.offset, "error": str(error)})
 
-    def hear(self, key: OffsetKey, said: GroupTime | None) -> None:
-        """What a record of the topic says; None: the group has committed nothing any more."""
-        if said is None:
-            self.latest.pop(key, None)
-        elif counts(said, self.latest.get(key)):
+    def hear(self, key: OffsetKey, said: GroupTime) -> None:
+        """What a record of the topic says."""
+        if counts(said, self.latest.get(key)):
             self.latest[key] = said
+
+    def forget(self, key: OffsetKey, origin: str | None) -> None:
+        """The group has committed nothing at a cluster any more: what that one said is gone, and no other one's word.
+
+        ``origin``: None: nobody knows which.
+        """
+        known = self.latest.get(key)
+        if known is not None and origin in (None, known.origin):
+            del self.latest[key]
 
 
 class TimedLog(Log):

@@ -53,7 +53,8 @@ class GroupOffsets:
         self._levels = [above.level for above in document.tree.above(leaf)]
         self._chosen = chosen
         self._leaves = Leaves(context, document.clusters)
-        self.margin_ms = document.margin_ms
+        self.margin_ms = document.least_margin_ms
+        """The least one of all groups."""
         self._commits = Commits(context, self._is_distributed)
         self._times = Times(context, document.tree.header)
         self._timestamps = Timestamps(context, self._topics, self._needed)
@@ -77,8 +78,9 @@ class GroupOffsets:
             return None
         return Reason(
             reasons.MARGIN_BELOW_LAG,
-            f"messages of {lag[1]} may come {lag[0] / 1000:.0f} s late, and the margin is {self.margin_ms / 1000:.0f} "
-            f"s: groups go on that much earlier at other clusters. See why {lag[1]} lags, or have a larger margin_ms",
+            f"messages of {lag[1]} may come {lag[0] / 1000:.0f} s late, and the least margin is "
+            f"{self.margin_ms / 1000:.0f} s: groups go on that much earlier at other clusters. See why {lag[1]} lags, "
+            f"or have a larger margin",
         )
 
     @property

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicPartition, Transactions
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.group_times import GroupTime, is_news, key_of, was_last_here
+from isthmus_plugins.distribution.group_times import ORIGIN_HEADER, GroupTime, is_news, key_of, was_last_here
 from isthmus_plugins.distribution.kept import (
     REACHED_GROUP,
     TIMES_ID,
@@ -75,7 +75,8 @@ class OffsetDistributor:
         self._cluster = context.cluster
         self._clock = context.clock
         self._tree = document.tree
-        self._margin_ms = document.margin_ms
+        self._margin_of = document.margin_of
+        self._least_margin_ms = document.least_margin_ms
         self._leaf = leaf
         self._commits = commits
         self._times = times
@@ -184,7 +185,7 @@ class OffsetDistributor:
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
         kept = await self._reached()
-        batches = list(_batches(records, int(self._clock.time() * 1000)))
+        batches = list(_batches(records, self._leaf, int(self._clock.time() * 1000)))
         places = list(kept)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
             some = places[first : first + KEPT_AT_ONCE]
@@ -200,7 +201,10 @@ class OffsetDistributor:
             self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
         self.sent += len(records)
         for key, said in records.items():
-            self._times.hear(key, said)
+            if said is None:
+                self._times.forget(key, self._leaf)
+            else:
+                self._times.hear(key, said)
         self._told_at |= dict.fromkeys(records, self._clock.monotonic())
 
     def _records(self) -> dict[OffsetKey, GroupTime | None]:
@@ -224,7 +228,7 @@ class OffsetDistributor:
             self.unsaid.pop(key, None)
             said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
             is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
-            if is_due or is_news(said, known, self._margin_ms):
+            if is_due or is_news(said, known, self._margin_of(key.group)):
                 found[key] = said
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
@@ -250,7 +254,8 @@ class OffsetDistributor:
         on_the_way = self._on_the_way(place, one.read_at)
         if on_the_way is None:
             return None
-        return time_to_send(one.least.since(max(commit.offset, one.start)), on_the_way, self._margin_ms)
+        unread = one.least.since(max(commit.offset, one.start))
+        return time_to_send(unread, on_the_way, self._margin_of(key.group))
 
     async def _reached(self) -> dict[TopicPartition, KeptReached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
@@ -271,7 +276,7 @@ class OffsetDistributor:
                 continue
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
             before = self._kept[place].times if place in self._kept else {}
-            is_due = any(moves_on(before.get(level), time, self._margin_ms) for level, time in times.items())
+            is_due = any(moves_on(before.get(level), time, self._least_margin_ms) for level, time in times.items())
             if times and (is_due or now - self._kept_at[place] > AGAIN_S):
                 changed[place] = KeptReached(times)
         return changed
@@ -301,13 +306,12 @@ def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:
     return Counter(topic for topic, _ in places)
 
 
-def _batches(records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
-    written = list(records.items())
+def _batches(records: Mapping[OffsetKey, GroupTime | None], leaf: str, now_ms: int) -> Iterator[bytes]:
+    """``leaf``: the cluster that says it."""
+    gone = ((ORIGIN_HEADER, leaf.encode()),)
+    written = [
+        (key_of(key), None, gone) if said is None else (key_of(key), said.value(), ()) for key, said in records.items()
+    ]
     for first in range(0, len(written), AT_ONCE):
-        yield encode_batch(
-            [
-                Record(number, now_ms, key_of(key), None if said is None else said.value())
-                for number, (key, said) in enumerate(written[first : first + AT_ONCE])
-            ],
-            PLAIN_HEADER,
-        )
+        some = written[first : first + AT_ONCE]
+        yield encode_batch([Record(number, now_ms, *each) for number, each in enumerate(some)], PLAIN_HEADER)

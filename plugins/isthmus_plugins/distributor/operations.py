@@ -281,6 +281,7 @@ class Operations:
         status = OffsetsStatus(
             groups=list(document.groups),
             margin_ms=document.margin_ms,
+            margins_ms=dict(document.margins_ms),
             proxy=proxy,
             state="Unclaimed" if proxy is None else "Elsewhere",
         )
@@ -353,10 +354,10 @@ class Operations:
 
 
 def _partitions(running: Distributor) -> Iterable[DistributedPartition]:
-    for place in sorted({*running.courses, *running.left_out}):
+    left_out = running.left_out
+    for place in sorted({*running.courses, *left_out}):
         course, position, end = running.courses.get(place), running.positions.get(place), running.ends.get(place)
-        held = running.held.get(place)
-        reason = running.left_out.get(place) or (held and held.reason) or running.told.get(place)
+        reason = left_out.get(place) or running.told.get(place)
         yield DistributedPartition(
             topic=place[0],
             partition=place[1],
@@ -365,6 +366,7 @@ def _partitions(running: Distributor) -> Iterable[DistributedPartition]:
             lag=None if position is None or end is None else max(end - position, 0),
             target_partitions=running.by_key.get(place[0]),
             fill_until=course.fill_until if course is not None and course.fills else None,
+            left_out=place in left_out,
             reason_code=None if reason is None else reason.code,
             reason=None if reason is None else reason.message,
         )

@@ -148,7 +148,9 @@ def families(distributors: Mapping[int, Distributor], taken_off: int) -> Iterabl
         labels=("level",),
     )
     left_out = GaugeMetricFamily(
-        "isthmus_tree_partitions_left_out", "Partitions that are not distributed", labels=("level",)
+        "isthmus_tree_partitions_left_out",
+        "Partitions that are not distributed, or stand still at a message that the target refuses",
+        labels=("level",),
     )
     given = CounterMetricFamily("isthmus_tree_messages_given", "Messages given to targets", labels=("level", "target"))
     refused = CounterMetricFamily(
@@ -190,7 +192,7 @@ def offset_families(offsets: GroupOffsets | None) -> Iterable[Metric]:
         "isthmus_tree_offsets_lag_seconds",
         "How late messages of other clusters may come here, as far as they have said",
     )
-    margin = GaugeMetricFamily("isthmus_tree_offsets_margin_seconds", "The margin of groups' times")
+    margin = GaugeMetricFamily("isthmus_tree_offsets_margin_seconds", "The least margin of groups' times")
     sent = CounterMetricFamily("isthmus_tree_offsets_sent", "Times of groups that were told to other clusters")
     was_set = CounterMetricFamily(
         "isthmus_tree_offsets_set", "Offsets that were committed for groups of other clusters"

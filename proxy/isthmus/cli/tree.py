@@ -31,7 +31,6 @@ app = typer.Typer(
 )
 
 PARTITIONS_SHOWN: Final = 20
-STANDS_STILL: Final = ("TARGET_REFUSES_RECORDS", "MALFORMED_BATCH")
 
 
 @app.command(
@@ -142,21 +141,17 @@ def show_tree(
 ) -> None:
     """Show the tree, and the distributors of the cluster whose proxy is asked.
 
-    Exits with 1 where a distributor that this proxy runs waits, or leaves out a partition.
+    Exits with 1 where no proxy has a level, or a distributor that this proxy runs waits or leaves out a partition.
     """
     with Admin(url, output) as admin:
         found = admin.get("/v1/tree")
     show(found, output, lambda each: _shown(each, everything))
     offsets = found["offsets"]
     waits = (offsets is not None and offsets["reason"] is not None) or any(
-        each["state"] == "Waiting" or any(map(_waits, each["partitions"])) for each in found["distributors"]
+        each["state"] in ("Waiting", "Unclaimed") or any(part["left_out"] for part in each["partitions"])
+        for each in found["distributors"]
     )
     raise typer.Exit(Exit.FAILED if waits else Exit.OK)
-
-
-def _waits(partition: dict[str, Any]) -> bool:
-    """Whether it is left out, or stands still at a message; other reasons say what of it stays here."""
-    return partition["position"] is None or partition["reason_code"] in STANDS_STILL
 
 
 def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
@@ -228,6 +223,10 @@ def _offsets(offsets: dict[str, Any], everything: bool) -> Iterator[str]:
             ("reason", offsets["reason"]),
             ("proxy", offsets["proxy"]),
             ("margin", f"{offsets['margin_ms'] / 1000:g} s"),
+            *(
+                (f"margin of {prefix_cell(prefix)}*", f"{margin_ms / 1000:g} s")
+                for prefix, margin_ms in offsets["margins_ms"].items()
+            ),
             ("lag", lag),
             ("sent", offsets["sent"]),
             ("set", offsets["set"]),

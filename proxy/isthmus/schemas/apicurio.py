@@ -6,8 +6,9 @@ can: so a version is imported as a draft, read back, and enabled. Found out by t
 - An import answers that it went well, always. A version whose content is not in the same file is not imported.
 - Content that is there (another subject's, or one that is gone and not yet cleared away) is not imported again, nor a
   version with it. One that is made in the usual way has the id of its content, which is found by its hash.
-- The ``latest`` of a subject comes of enabling, in whatever order that is done. Rules run then: a level that refuses is
-  put aside meanwhile.
+- The ``latest`` of a subject is the draft that was enabled last, or the last before it that is enabled. So what comes
+  behind a version with a higher number is imported as disabled, and never is the latest one. Nobody can change that.
+- Rules run when a draft is enabled: a level that refuses is put aside meanwhile.
 - What is disabled is what Confluent's API calls softly deleted.
 """
 
@@ -17,17 +18,16 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.schemas.contents import PROTOBUF, Contents, Reference, Schema, Version
-from isthmus.schemas.registry import Credentials, Refused, Rest, Unreachable, quoted
+from isthmus.schemas.registry import PAGE, Credentials, Refused, Rest, Unreachable, quoted
 
 if TYPE_CHECKING:
     import httpx
 
 KINDS: Final = ("AVRO", "JSON", "PROTOBUF")
-PAGE: Final = 500
-READINGS_MAX: Final = 3
 NO_LEVEL: Final = "NONE"
 """Of a registry without rules."""
 _API: Final = "/apis/registry/v3"
@@ -61,28 +61,20 @@ class Apicurio:
         levels = {subject: level for subject in subjects if (level := self.level(subject)) is not None}
         return Contents(subjects, levels, self.level(None))
 
-    def _versions(self) -> list[dict[str, Any]]:
-        """All of the default group. Raises Unreachable where what is there changes again and again meanwhile."""
-        for _ in range(READINGS_MAX):
-            found: dict[int, dict[str, Any]] = {}
-            counts, asked = set(), 0
-            while True:
-                page = self._rest.get(
-                    f"{_API}/search/versions",
-                    groupId="default",
-                    orderby="globalId",
-                    order="asc",
-                    limit=PAGE,
-                    offset=asked,
-                )
-                counts.add(page["count"])
-                found.update((each["globalId"], each) for each in page["versions"])
-                asked += PAGE
-                if asked >= page["count"] or not page["versions"]:
-                    break
-            if counts == {len(found)}:
-                return list(found.values())
-        raise Unreachable(f"{self._rest.url} cannot be read: what it holds changes all the time")
+    def _versions(self) -> Iterable[dict[str, Any]]:
+        """All of the default group."""
+
+        def page(offset: int) -> dict[int, dict[str, Any]]:
+            query: dict[str, Any] = {
+                "groupId": "default",
+                "orderby": "globalId",
+                "order": "asc",
+                "limit": PAGE,
+                "offset": offset,
+            }
+            return {each["globalId"]: each for each in self._rest.get(f"{_API}/search/versions", **query)["versions"]}
+
+        return self._rest.pages(page).values()
 
     def _schema(self, described: dict[str, Any]) -> Schema:
         schema = self._content(described["contentId"], described["artifactType"])
@@ -143,8 +135,9 @@ class Apicurio:
             self._enable(subject, path)
 
     def _import(self, subject: str, number: int, version: Version) -> None:
-        """As a draft, which no client is shown."""
+        """As a draft, which no client is shown; or as softly deleted, where it is not to be the latest one."""
         schema = version.schema
+        has = self._has(subject)
         references = (
             None
             if not schema.references
@@ -160,18 +153,18 @@ class Apicurio:
             "serializedReferences": references,
         }
         artifact = {"artifactId": subject, "artifactType": schema.kind}
-        draft = {
+        hidden = {
             "globalId": -1,  # its own next one
             "artifactId": subject,
             "version": str(number),
             "versionOrder": number,
-            "state": "DRAFT",
+            "state": "DISABLED" if has and self._is_late(subject, number) else "DRAFT",
             "contentId": version.id,
         }
         entities: list[tuple[str, dict[str, Any]]] = [("Content", content)]
-        if not self._has(subject):
+        if not has:
             entities.append(("Artifact", artifact))
-        entities.append(("ArtifactVersion", draft))
+        entities.append(("ArtifactVersion", hidden))
         self._rest.send_bytes(
             f"{_API}/admin/import?requireEmptyRegistry=false",
             _zipped(entities, schema.text),
@@ -196,6 +189,13 @@ class Apicurio:
         else:
             artifact = {"artifactId": subject, "artifactType": schema.kind, "firstVersion": made}
             self._rest.send("POST", artifacts, artifact)
+
+    def _is_late(self, subject: str, number: int) -> bool:
+        """Whether a version with a higher number was enabled before."""
+        path = f"{_API}/groups/default/artifacts/{quoted(subject)}/branches/latest/versions"
+        newest = self._rest.find(path, limit=1)
+        known = [] if newest is None else [str(each["version"]) for each in newest["versions"]]
+        return any(int(each) > number for each in known if each.isdecimal())
 
     def _has(self, subject: str) -> bool:
         return self._rest.find(f"{_API}/groups/default/artifacts/{quoted(subject)}") is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.schemas.contents import Contents, Reference, Schema, Version
-from isthmus.schemas.registry import Credentials, Refused, Rest, quoted
+from isthmus.schemas.registry import PAGE, Credentials, Refused, Rest, quoted
 
 if TYPE_CHECKING:
     import httpx
@@ -32,10 +32,12 @@ class Confluent:
     def contents(self) -> Contents:
         subjects: dict[str, dict[int, Version]] = {}
         levels: dict[str, str] = {}
-        for subject in self._rest.get("/subjects", list, deleted="true"):
+        for subject in self._subjects():
             path = f"/subjects/{quoted(subject)}/versions"
+            numbers = self._rest.find(path, list, deleted="true") or []
+            # Behind the others: what is registered meanwhile would seem to be softly deleted.
             live = self._rest.find(path, list) or []
-            for number in self._rest.find(path, list, deleted="true") or []:
+            for number in numbers:
                 found = self._rest.find(f"{path}/{number}", deleted="true")
                 if found is not None:  # else it has gone just now
                     subjects.setdefault(subject, {})[number] = _version(found, number not in live)
@@ -43,6 +45,14 @@ class Confluent:
             if level is not None:
                 levels[subject] = level
         return Contents(subjects, levels, self.level(None))
+
+    def _subjects(self) -> list[str]:
+        """Also those of which all is softly deleted. Some show a thousand, unless they are asked for more."""
+
+        def page(offset: int) -> dict[str, None]:
+            return dict.fromkeys(self._rest.get("/subjects", list, deleted="true", offset=offset, limit=PAGE))
+
+        return list(self._rest.pages(page))
 
     def version(self, subject: str, number: int) -> Version | None:
         path = f"/subjects/{quoted(subject)}/versions/{number}"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Event
 from typing import Final
 
 from isthmus.schemas.contents import Contents, Place, Version
@@ -64,44 +66,64 @@ class Outcome:
 
 
 Said = Callable[[str, Step], None]
-"""Takes the target and a step that is done."""
+"""Takes the target and a step that is done; called by the threads of all targets."""
 
 
 def run(
-    primary: Registry, targets: Sequence[Target], *, write: bool, delete: bool = False, said: Said = lambda *_: None
+    primary: Registry,
+    targets: Sequence[Target],
+    *,
+    write: bool,
+    delete: bool = False,
+    said: Said = lambda *_: None,
+    ended: Event | None = None,
 ) -> Iterator[Outcome]:
-    """A pass, target by target. Without ``write`` it only says what it would do."""
+    """A pass: all targets at once, each in a thread, in the order in which they are given.
+
+    Without ``write`` it only says what it would do. Once it has ``ended``, as when nobody waits for it any more, no
+    further step is taken.
+    """
     try:
         contents = primary.contents()
     except (Refused, Unreachable) as error:
         for target in targets:
             yield Outcome(target.name, State.UNKNOWN, message=f"{PRIMARY_UNREACHABLE}: {error}")
         return
-    for target in targets:
+    ended = Event() if ended is None else ended
+
+    def outcome(target: Target) -> Outcome:
         try:
-            yield _one(contents, target, write, delete, said)
+            return _one(contents, target, write, delete, said, ended)
         except (Refused, Unreachable) as error:
-            yield Outcome(target.name, State.UNREACHABLE, message=str(error))
+            return Outcome(target.name, State.UNREACHABLE, message=str(error))
+
+    with ThreadPoolExecutor(max_workers=max(len(targets), 1)) as threads:
+        try:
+            yield from threads.map(outcome, targets)
+        finally:
+            ended.set()
 
 
-def _one(primary: Contents, target: Target, write: bool, delete: bool, said: Said) -> Outcome:
+def _one(primary: Contents, target: Target, write: bool, delete: bool, said: Said, ended: Event) -> Outcome:
     registry = target.registry
     plan = planned(primary, registry.contents(), target.names, delete)
     if not write:
         state = State.BEHIND if plan.steps else State.DIFFERS if plan.findings else State.IN_SYNC
         return Outcome(target.name, state, plan, (), plan.findings, registry.refuses_writes())
-    done, findings = _Writing(target, said).carry_out(plan.steps)
+    done, findings = _Writing(target, said, ended).carry_out(plan.steps)
     registry.refuse_writes(target.refuse_writes)  # also where nothing was to be written: a pass may have been killed
     found = (*plan.findings, *findings)
-    state = State.DIFFERS if found else State.IN_SYNC
+    cut = ended.is_set() and len(done) < len(plan.steps)
+    state = State.DIFFERS if found else State.BEHIND if cut else State.IN_SYNC
     return Outcome(target.name, state, plan, tuple(done), found, registry.refuses_writes())
 
 
 class _Writing:
-    def __init__(self, target: Target, said: Said) -> None:
+    def __init__(self, target: Target, said: Said, ended: Event) -> None:
         self._registry = target.registry
         self._target = target
         self._said = said
+        self._ended = ended
         self._done: list[Step] = []
         self._findings: list[Finding] = []
         self._failed: set[Place] = set()
@@ -113,7 +135,7 @@ class _Writing:
         try:
             self._registry.begin_writing()
             for step in steps:
-                if not self._take(step):
+                if self._ended.is_set() or not self._take(step):
                     break
         finally:
             with contextlib.suppress(Unreachable, Refused):  # the next pass does it, and says why it cannot

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 from isthmus.admin_requests import NotUsable, tls_of, token_of
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0
 """An import of a registry that has just started takes seconds."""
+PAGE: Final = 500
+READINGS_MAX: Final = 3
+BEHIND_ALL: Final = 2**31 - 1
+"""A place in a list where nothing stands."""
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class RegistryError(Exception):
@@ -118,6 +126,30 @@ class Rest:
     def find_text(self, path: str) -> str | None:
         response = self._ask("GET", path, missing=True)
         return None if response.status_code == 404 else response.text
+
+    def pages(self, page: Callable[[int], dict[K, T]]) -> dict[K, T]:
+        """All of a list that is asked for from one place on, and from a later one, by what tells one from another.
+
+        Each page has the last one of the page before as well: where something went for good meanwhile, all behind it
+        have moved, and one would be passed over. So one that comes again is to have its place of before, or to be told
+        as another one. In which order a page says what it has does not matter: Apicurio sorts each by its names.
+
+        Raises Unreachable where things come and go again and again.
+        """
+        for _ in range(READINGS_MAX):
+            found = page(0)
+            while found:
+                more = page(len(found) - 1)
+                if more.keys() == found.keys() and page(BEHIND_ALL).keys() == found.keys():
+                    return found  # one that has no pages says all of it again, whatever is asked
+                if len(more.keys() & found.keys()) != 1:
+                    break
+                if len(more) == 1:
+                    return found
+                found |= more
+            else:
+                return found
+        raise Unreachable(f"{self.url} cannot be read: what it holds changes all the time")
 
     def send(self, method: str, path: str, body: Any = None, missing: bool = False, **query: Any) -> None:
         """``missing``: that there is nothing is as good as done."""

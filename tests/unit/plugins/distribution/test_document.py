@@ -59,12 +59,28 @@ def test_offsets_of_groups_in_a_document() -> None:
     assert read_document(json.dumps(written(found))) == found
     default = read_document(text(["a", "b"], NAMES[:2]))
     assert (default.groups, default.margin_ms) == ((), 60_000)
-    assert not {"groups", "margin_ms"} & written(default).keys()  # as it was written before there were any
+    assert (
+        not {"groups", "margin_ms", "margins_ms"} & written(default).keys()
+    )  # as it was written before there were any
     for more in ({"margin_ms": 0}, {"groups": "x"}):
         assert problems(text(["a", "b"], NAMES[:2], **more))
     assert problems(text(["a", "b"], NAMES[:2], groups=["x", "xy"])) == (
         "groups: 'x' and 'xy' overlap: keep the shorter one",
     )
+
+
+def test_prefixes_of_groups_may_have_margins_of_their_own() -> None:
+    margins = {"bills-": 7, "app.": 600_000}
+    found = read_document(text(["a", "b"], NAMES[:2], groups=["bills-", "app.", "x"], margin_ms=50, margins_ms=margins))
+    assert read_document(json.dumps(written(found))) == found
+    assert [found.margin_of(group) for group in ("bills-1", "app.1", "x1", "another")] == [7, 600_000, 50, 50]
+    assert found.least_margin_ms == 7
+    of_all = read_document(text(["a", "b"], NAMES[:2], groups=["x"], margin_ms=50, margins_ms={"x": 600_000}))
+    assert of_all.least_margin_ms == 600_000
+    assert problems(text(["a", "b"], NAMES[:2], groups=["x"], margins_ms={"xy": 1})) == (
+        "margins_ms.xy: it is none of `groups` (x): a margin is that of a prefix as it stands there",
+    )
+    assert problems(text(["a", "b"], NAMES[:2], groups=["x"], margins_ms={"x": 0}))
 
 
 def test_levels_have_room_between_them_by_default() -> None:

@@ -13,7 +13,7 @@ import pytest
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.distribution.document import read_document
 from isthmus_plugins.distribution.group_times import GroupTime, read_key
-from isthmus_plugins.distribution.kept import KeptCourse, KeptReached
+from isthmus_plugins.distribution.kept import TIMES_TOPIC, KeptCourse, KeptReached
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_plugins.distributor import offset_distributor
 from isthmus_plugins.distributor.followed import TimedLog, Times
@@ -21,9 +21,11 @@ from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_protocol.offsets_log import Commit, OffsetKey
 from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.records import read_header
 
 CLUSTERS = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in ("c1", "c2")}
-DOCUMENT = {"version": 1, "topics": ["t-"], "groups": ["g-"], "clusters": CLUSTERS, "tree": ["c1", "c2"]}
+DOCUMENT = {"version": 1, "topics": ["t-"], "clusters": CLUSTERS, "tree": ["c1", "c2"]}
+DOCUMENT |= {"groups": ["g-1", "g-long-"], "margins_ms": {"g-long-": 600_000}}
 
 PLACES: Final = [("t-1", number) for number in range(2)]
 TOPIC_ID: Final = bytes(16)
@@ -36,6 +38,8 @@ class World:
         self.now = 0.0
         self.logs = {place: self.log() for place in PLACES}
         self.told: list[tuple[OffsetKey, GroupTime | None]] = []
+        self.batches: list[bytes] = []
+        """Of what was told last."""
         self.kept: dict[TopicPartition, KeptReached] = {}
         self.cannot_be_asked: set[str] = set()
         self.on_commit: Callable[[], None] = lambda: None
@@ -67,7 +71,8 @@ class World:
         offsets: Mapping[TopicPartition, CommittedOffset],
     ) -> None:
         self.kept |= {place: KeptReached.of(each.metadata) for place, each in offsets.items()}
-        for record in (each for some in batches.values() for batch in some for each in decode_records(batch)):
+        self.batches = [batch for some in batches.values() for batch in some]
+        for record in (each for batch in self.batches for each in decode_records(batch)):
             self.told.append((read_key(record.key), record.value and GroupTime.of(record.value, 0)))
         self.on_commit()
 
@@ -86,6 +91,11 @@ class World:
 
 class Loaded(Times):
     loaded = True
+
+    async def take_all(self, batches: Sequence[bytes]) -> None:
+        nothing: Any = None
+        for batch in batches:
+            await self.take((TIMES_TOPIC, 0), nothing, memoryview(batch), read_header(batch))
 
 
 def test_what_a_cluster_has_reached_is_kept_before_it_counts_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +144,40 @@ def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     world.now += 3_601
     assert ticked() == 2
     assert world.times.latest[key].origin == "c2"
+
+
+def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
+    world = World()
+    groups = [OffsetKey(name, *PLACES[0]) for name in ("g-1", "g-long-1")]
+    world.groups |= dict.fromkeys(groups, Commit(10, "", 500, 0))
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    told = {key: 1_000_001 - said.time for key, said in world.told if said is not None}
+    assert told == {groups[0]: 60_000, groups[1]: 600_000}
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_what_a_cluster_says_is_gone_hides_no_other_one_s_word(moved: bool) -> None:
+    """A group moves from c1 to c2, and c1's brokers forget it, which the third cluster hears last."""
+    world, elsewhere = World(), Loaded(SimpleNamespace(cluster=None), "")  # type: ignore[arg-type]
+    key = OffsetKey("g-1", *PLACES[0])
+
+    async def test() -> None:
+        world.groups[key] = Commit(10, "", 500, 0)
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        await elsewhere.take_all(world.batches)
+        assert elsewhere.latest[key].origin == "c1"
+        if moved:
+            elsewhere.hear(key, GroupTime(7, 501, "c2", "", 8))
+        del world.groups[key]
+        await world.distributor.tick()
+        assert world.told[-1] == (key, None)
+        await elsewhere.take_all(world.batches)
+
+    asyncio.run(test())
+    assert [each.origin for each in elsewhere.latest.values()] == (["c2"] if moved else [])
+    assert not world.times.latest
 
 
 @pytest.mark.parametrize(("theirs", "said"), [(2, True), (1, False), (3, False)])

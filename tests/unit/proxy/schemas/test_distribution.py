@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from threading import Event
 from typing import Any
 
 import pytest
@@ -206,6 +207,61 @@ def test_what_was_refused_is_not_deleted(registries: list[ConfluentRegistry]) ->
     assert [(each.reason, each.subject) for each in outcome.findings] == [(Reason.REFUSED, "t-proto")]
     assert one.subjects["t-other"][1]["deleted"]
     assert one.levels == {None: "NONE", "t-customer": "FULL"}
+
+
+def test_what_is_registered_between_two_requests_is_live(registries: list[ConfluentRegistry]) -> None:
+    primary, _, _ = registries
+    after(primary, "/subjects/t-main-other/versions", lambda: primary.register("t-main-other", {"schema": '"long"'}))
+    found = read(primary).subjects["t-main-other"]
+    assert primary.subjects["t-main-other"].keys() == {1, 2}
+    assert not any(each.deleted for each in found.values())
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_subjects_are_read_in_pages(registries: list[ConfluentRegistry], has_pages: bool) -> None:
+    primary, one, _ = registries
+    primary.shows, primary.has_pages = 2, has_pages
+    assert read(primary).subjects.keys() == primary.subjects.keys()
+    assert not read(one).subjects
+
+
+def test_no_subject_is_passed_over_when_another_one_goes(registries: list[ConfluentRegistry]) -> None:
+    """All behind it are at earlier places then: the next page would begin too late."""
+    primary, _, _ = registries
+    primary.shows = 2
+
+    def goes() -> None:
+        for permanent in (False, True):
+            primary.delete("t-main-other", "1", permanent=permanent)
+
+    after(primary, "/subjects", goes)
+    assert read(primary).subjects.keys() == {"t-main-address", "t-main-customer", "t-main-proto"}
+
+
+def test_a_target_that_hangs_keeps_no_other_one_waiting(registries: list[ConfluentRegistry]) -> None:
+    _, one, two = registries
+    other_one_is_written, waited = Event(), []
+    after(one, "/subjects", lambda: waited.append(other_one_is_written.wait(30)))
+    after(two, "/subjects/t-customer/versions", other_one_is_written.set)
+    outcomes = sync(registries)
+    assert waited == [True]
+    assert [(each.name, each.state) for each in outcomes] == [
+        ("target-1", State.IN_SYNC),
+        ("target-2", State.IN_SYNC),
+    ]
+
+
+def test_a_pass_that_has_ended_takes_no_further_step(registries: list[ConfluentRegistry]) -> None:
+    """The registry refuses clients' writes then, and the next pass goes on."""
+    primary, one, _ = registries
+    ended = Event()
+    with closing(Confluent(primary.url, Credentials())) as source, closing(Confluent(one.url, Credentials())) as asked:
+        targets = [Target("target", asked, NAMES)]
+        (outcome,) = run(source, targets, write=True, said=lambda *_: ended.set(), ended=ended)
+    assert (outcome.state, len(outcome.done)) == (State.BEHIND, 1)
+    assert (len(one.subjects), one.mode) == (1, "READONLY")
+    assert [each.state for each in sync(registries)] == [State.IN_SYNC] * 2
+    assert equal(primary, one)
 
 
 def test_one_that_goes_while_it_is_read_is_none(registries: list[ConfluentRegistry]) -> None:

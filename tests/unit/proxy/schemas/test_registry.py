@@ -1,4 +1,4 @@
-"""Requests to one registry: who asks."""
+"""Requests to one registry: who asks, and lists that come in pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.schemas.registry import Credentials, Rest, Unreachable
 
@@ -35,3 +37,32 @@ def test_what_stands_in_a_file_is_said_as_it_stands_there_now(tmp_path: Path) ->
                 rest.get("/mode")
     basic = [f"Basic {b64encode(f'me:{each}'.encode()).decode()}" for each in ("one", "two")]
     assert said == ["Bearer one", "Bearer two", *basic]
+
+
+@given(
+    st.sets(st.integers(0, 40)),
+    st.lists(st.sets(st.integers(0, 40), max_size=2), max_size=12),
+    st.integers(2, 6),
+    st.booleans(),
+)
+def test_pages_lack_nothing_that_is_there_all_the_time(
+    first: set[int], changes: list[set[int]], size: int, backwards: bool
+) -> None:
+    """Whatever comes and goes between two requests: it is read, or cannot be."""
+    there, throughout = set(first), set(first)
+    after = iter(changes)
+
+    def page(offset: int) -> dict[int, None]:
+        said = dict.fromkeys(sorted(sorted(there)[offset:][:size], reverse=backwards))
+        for each in next(after, ()):
+            there.symmetric_difference_update({each})
+            throughout.discard(each)
+        return said
+
+    with closing(Rest("http://registry", Credentials())) as rest:
+        try:
+            found = rest.pages(page)
+        except Unreachable:
+            assert any(changes)
+        else:
+            assert throughout <= found.keys()

@@ -10,12 +10,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 from support.apicurio import registries
 from support.conversations import Recording, Replay
 from support.schema_story import (
     Story,
+    a_version_comes_behind_a_later_one,
     everything_becomes_equal,
+    names_and_references_as_they_come,
+    passes_that_end_anywhere,
     read_by_the_other_api,
     records_are_read_at_both_sides,
     restored,
@@ -26,11 +30,40 @@ from isthmus.schemas.distribution import State
 from isthmus.schemas.plan import Reason
 
 RECORD = Path(__file__).parent / "apicurio.jsonl.gz"
+
+
+class Dying(httpx.BaseTransport):
+    """Takes so many writes; whoever uses it is gone then, before the next one or when it was ``answered``."""
+
+    def __init__(self, writes: int, answered: bool) -> None:
+        self._left = writes
+        self._answered = answered
+        self._real = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        write = request.method != "GET"
+        if self._left < 0 or (write and self._left == 0 and not self._answered):
+            self._left = -1
+            raise httpx.ConnectError("killed")
+        response = self._real.handle_request(request)
+        if write:
+            response.read()
+            self._left -= 1
+            if self._left < 0:
+                raise httpx.ReadError("killed")
+        return response
+
+    def close(self) -> None:
+        self._real.close()
+
+
 CHAPTERS: tuple[Callable[[Story], None], ...] = (
     everything_becomes_equal,
     records_are_read_at_both_sides,
+    names_and_references_as_they_come,
     read_by_the_other_api,
     restored,
+    a_version_comes_behind_a_later_one,
     what_is_not_the_primary_s_stays,
 )
 
@@ -57,6 +90,9 @@ def test_with_real_registries() -> None:
         if os.environ.get("ISTHMUS_RECORD"):
             recording.save(RECORD)
         with closing(Story(urls, lambda _: None)) as story:
+            for permanent in (False, True):  # the id that it wants is not to be had
+                story.clients["primary"].delete("t-main-dev-new-value", 1, permanent)
+            passes_that_end_anywhere(story, Dying, urls["target"])
             before = story.target.contents()
             running[0].kill()
             lost = story.sync(delete=True)
