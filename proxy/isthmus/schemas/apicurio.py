@@ -5,7 +5,8 @@ can: so a version is imported as a draft, read back, and enabled. Found out by t
 
 - An import answers that it went well, always. A version whose content is not in the same file is not imported.
 - Content that is there (another subject's, or one that is gone and not yet cleared away) is not imported again, nor a
-  version with it. One that is made in the usual way has the id of its content, which is found by its hash.
+  version with it, whether ids are to be kept or not. One that is made in the usual way has the id of its content, which
+  is found by its hash; to Confluent's API its number is the next one of its subject, whatever it is called.
 - The ``latest`` of a subject is the draft that was enabled last, or the last before it that is enabled. So what comes
   behind a version with a higher number is imported as disabled, and never is the latest one. Nobody can change that.
 - Rules run when a draft is enabled: a level that refuses is put aside meanwhile.
