@@ -334,8 +334,8 @@ class Distributor:
                     # What it was given of others would have it seem to be filled.
                     raise Waits(
                         reasons.TOPIC_MISSING,
-                        f"{target} is new, and has no topic {place[0]}, which it is to be filled with: create it there, "
-                        f"or apply the tree there again",
+                        f"{target} is new, and has no topic {place[0]}, which it is to be filled with: create it "
+                        f"there, or apply the tree there again",
                     )
                 self._not_read[place] = Reason(
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
