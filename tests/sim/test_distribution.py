@@ -394,7 +394,8 @@ class Forest:
                 positions[place] = position
                 given[place] = self.kept(course, position, epoch, place in spread)
                 for at in {given_at(each, theirs) for each in {*uncommitted, place}}:
-                    together = {each: given[each] for each in range(at, ours, theirs) if each in given}
+                    # Of an earlier life there may be more.
+                    together = {each: given[each] for each in range(at, max(ours, *given) + 1, theirs) if each in given}
                     target.given.setdefault(key, {})[at] = given_metadata(at, together)
                 uncommitted.clear()
                 mark(place, position, target)
@@ -729,8 +730,8 @@ class Forest:
 
 
 NAMED = [
-    pytest.param(520, id="handed-over-where-another-one-has-given"),
     pytest.param(517, id="a-target-that-lost-its-end-and-got-more"),
+    pytest.param(799, id="more-partitions-were-given-than-there-are"),
 ]
 
 

@@ -36,7 +36,6 @@ from typing import Annotated, Any, Final, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from isthmus_control.model import ResourceType, contains
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
 from isthmus_plugins.distribution.targets import Targets, target_of, wrong_targets
 from isthmus_plugins.distribution.times import MARGIN_MS
@@ -44,7 +43,6 @@ from isthmus_plugins.distribution.tree import Added, Change, Node, Subtree, Tree
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 CLUSTERS_MAX: Final = 256
-_GROUP: Final = ResourceType.CONSUMER_GROUP
 STEP: Final = 4
 """Between the levels of subtrees that stand in each other, where there is room for it."""
 
@@ -116,8 +114,8 @@ class TreeDocument:
     """By prefix of groups, where that is another one."""
 
     def margin_of(self, group: str) -> int:
-        """How much earlier than what it has read a group goes on elsewhere, in milliseconds."""
-        own = (margin for prefix, margin in self.margins_ms.items() if contains(_GROUP, prefix, group))
+        """How much earlier than what it has read a group that is distributed goes on elsewhere, in milliseconds."""
+        own = (margin for prefix, margin in self.margins_ms.items() if group.startswith(prefix))
         return next(own, self.margin_ms)
 
     @property

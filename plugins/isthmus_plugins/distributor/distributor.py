@@ -137,6 +137,8 @@ class Distributor:
         self.positions: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
         self._partitions: dict[str, int] = {}
+        self._partitions_given: dict[str, int] = {}
+        """By topic: up to which number partitions were given, maybe more than brokers here tell of yet."""
         self.by_key: dict[str, int] = {}
         """Topics of which the target has another number of partitions, and that: messages go by their keys."""
         self.told: dict[TopicPartition, Reason] = {}
@@ -334,8 +336,8 @@ class Distributor:
                     # What it was given of others would have it seem to be filled.
                     raise Waits(
                         reasons.TOPIC_MISSING,
-                        f"{target} is new, and has no topic {place[0]}, which it is to be filled with: "
-                        "create it there, or apply the tree there again",
+                        f"{target} is new, and has no topic {place[0]}, which it is to be filled with: create it "
+                        f"there, or apply the tree there again",
                     )
                 self._not_read[place] = Reason(
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
@@ -346,6 +348,9 @@ class Distributor:
             for place, each in given.items()
             if isinstance(each, KeptGiven) and each.topic_id == self._courses.topic_ids.get(place)
         }
+        self._partitions_given.clear()
+        for name, partition in self._given:
+            self._partitions_given[name] = max(self._partitions_given.get(name, 0), partition + 1)
         for name in kept_at.keys() & counts.keys():
             moved = {(name, each) for each in out_of_place(kept_at[name], counts[name])}
             self._uncommitted |= moved & self._given.keys()
@@ -458,10 +463,10 @@ class Distributor:
         offsets: dict[TopicPartition, CommittedOffset] = {}
         for topic, partition in self._uncommitted | kept.keys():
             ours, theirs = self._partitions[topic], self.by_key.get(topic, self._partitions[topic])
-            at = given_at(partition, theirs)
+            at, end = given_at(partition, theirs), max(ours, self._partitions_given.get(topic, 0))
             if (topic, at) not in offsets:
                 together = {
-                    each: kept.get((topic, each)) or self._given.get((topic, each)) for each in range(at, ours, theirs)
+                    each: kept.get((topic, each)) or self._given.get((topic, each)) for each in range(at, end, theirs)
                 }
                 known = {each: given for each, given in together.items() if given is not None}
                 offsets[topic, at] = CommittedOffset(*given_metadata(at, known))
