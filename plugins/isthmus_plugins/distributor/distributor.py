@@ -343,10 +343,11 @@ class Distributor:
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
                 )
         places = [each for each in places if each not in self._not_read]
+        ids = {name: topic.topic_id.hex() for name, topic in topics.items()}
         self._given = {
             place: each
             for place, each in given.items()
-            if isinstance(each, KeptGiven) and each.topic_id == self._courses.topic_ids.get(place)
+            if isinstance(each, KeptGiven) and each.topic_id == ids.get(place[0])
         }
         self._partitions_given.clear()
         for name, partition in self._given:
