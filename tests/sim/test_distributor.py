@@ -277,6 +277,35 @@ def test_a_partition_that_may_not_be_in_a_transaction_keeps_no_other_one_waiting
     run_simulated(test())
 
 
+def test_a_log_that_lost_its_end_twice_gives_what_came_in_place_of_either() -> None:
+    """The second time nothing was given since the first: what came then was taken for what had been given before."""
+    grove = Grove(0, True)
+    a = grove.clusters["a"]
+    log = a.partition(TOPIC, 0)
+
+    async def test() -> None:
+        for number in range(10):
+            log.write_values(b"%d" % number)
+        grove.start("b", 4)
+        for new in ([], [b"new", b"newer"]):
+            grove.start("a", 4)
+            distributor = grove.distributors["a", 4]
+            async with asyncio.timeout(20):
+                await _until(lambda: distributor.positions.get((TOPIC, 0)) == log.end)  # noqa: B023 - awaited here
+            await grove.stop(grove.running["a", 4], killed=True)
+            a.lose_ends(log.leader, lambda partition: 2 if partition is log else 0)
+            for value in new:
+                log.write_values(value)
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: b"newer" in grove.read("b")[0])
+        assert grove.read("b")[0] == [*(b"%d" % number for number in range(10)), b"new", b"newer"]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
 def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
