@@ -287,7 +287,7 @@ class Forest:
                 read, epoch = leaf.read[level, place]
                 if (end := leaf.logs[place].end_of(epoch)) < read:
                     keep({place: courses[place].cut(end)})
-                    del leaf.read[level, place]
+                    leaf.read[level, place] = end, epoch
         reports: dict[tuple[int, Term], Reports] = {}
         positions: dict[int, int] = {}
         """Empty: the target is to be met."""
@@ -308,6 +308,8 @@ class Forest:
             end = log.end_of(found.epoch) if found is not None and known and found.epoch >= 0 else len(log)
             if end < position:
                 keep({place: course.cut(end)})
+                if found is not None and known and found.epoch >= 0:
+                    leaf.read[level, place] = end, found.epoch
             return min(position, end)
 
         def mark(place: int, position: int, target: Leaf) -> None:
@@ -731,6 +733,7 @@ class Forest:
 
 NAMED = [
     pytest.param(517, id="a-target-that-lost-its-end-and-got-more"),
+    pytest.param(875, id="a-source-that-lost-its-end-twice"),
     pytest.param(799, id="more-partitions-were-given-than-there-are"),
 ]
 

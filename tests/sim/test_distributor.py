@@ -20,6 +20,7 @@ from support.fake_transactions import TransactingCluster
 from support.seeds import seeds
 
 from isthmus_control.model import DistributionTree
+from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
@@ -272,6 +273,75 @@ def test_a_partition_that_may_not_be_in_a_transaction_keeps_no_other_one_waiting
             await _until(lambda: grove.read("b") == [[b"0"], [b"1"]])
         for tasks in grove.running.values():
             await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_log_that_lost_its_end_twice_gives_what_came_in_place_of_either() -> None:
+    """The second time nothing was given since the first: what came then was taken for what had been given before."""
+    grove = Grove(0, True)
+    a = grove.clusters["a"]
+    log = a.partition(TOPIC, 0)
+
+    async def test() -> None:
+        for number in range(10):
+            log.write_values(b"%d" % number)
+        grove.start("b", 4)
+        for new in ([], [b"new", b"newer"]):
+            grove.start("a", 4)
+            distributor = grove.distributors["a", 4]
+            async with asyncio.timeout(20):
+                await _until(lambda: distributor.positions.get((TOPIC, 0)) == log.end)  # noqa: B023 - awaited here
+            await grove.stop(grove.running["a", 4], killed=True)
+            a.lose_ends(log.leader, lambda partition: 2 if partition is log else 0)
+            for value in new:
+                log.write_values(value)
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: b"newer" in grove.read("b")[0])
+        assert grove.read("b")[0] == [*(b"%d" % number for number in range(10)), b"new", b"newer"]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was given of the others is kept beside what is given meanwhile."""
+    grove = Grove(0, True)
+    a = grove.clusters["a"]
+    a.add_topic(TOPIC, 4)
+    topics = a.topics
+
+    async def some() -> dict[str, TopicInfo]:
+        return {name: info._replace(partitions=info.partitions[:2]) for name, info in (await topics()).items()}
+
+    async def test() -> None:
+        for partition in range(4):
+            a.partition(TOPIC, partition).write_values(b"%d" % partition)
+        grove.start("a", 4)
+        grove.start("b", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: sum(map(len, grove.read("b"))) == 4)
+        await grove.stop(grove.running["a", 4])
+        with monkeypatch.context() as patched:
+            patched.setattr(a, "topics", some)
+            grove.start("a", 4)
+            for partition in range(2):
+                a.partition(TOPIC, partition).write_values(b"more %d" % partition)
+            async with asyncio.timeout(20):
+                await _until(lambda: sum(map(len, grove.read("b"))) == 6)
+            await grove.stop(grove.running["a", 4])
+        grove.start("a", 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None and len(distributor.positions) == 4)
+        await asyncio.sleep(5)
+        assert sum(map(len, grove.read("b"))) == 6
+        await grove.stop(grove.running["a", 4])
+        await grove.stop(grove.running["b", 4])
 
     run_simulated(test())
 

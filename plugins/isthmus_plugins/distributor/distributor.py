@@ -343,10 +343,11 @@ class Distributor:
                     reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
                 )
         places = [each for each in places if each not in self._not_read]
+        ids = {name: topic.topic_id.hex() for name, topic in topics.items()}
         self._given = {
             place: each
             for place, each in given.items()
-            if isinstance(each, KeptGiven) and each.topic_id == self._courses.topic_ids.get(place)
+            if isinstance(each, KeptGiven) and each.topic_id == ids.get(place[0])
         }
         self._partitions_given.clear()
         for name, partition in self._given:
@@ -482,14 +483,15 @@ class Distributor:
 
         If brokers elected a leader since that lacks records, what it has in their place was given to nobody.
         """
-        end = await self._cluster.log_end(*place)
+        end, known = await self._cluster.log_end(*place), UNKNOWN_EPOCH
         if epoch >= 0:
-            _, epoch_end = await self._cluster.epoch_end(*place, epoch)
+            known, epoch_end = await self._cluster.epoch_end(*place, epoch)
             end = end if epoch_end < 0 else min(end, epoch_end)
         if end >= position:
             return position
         self._courses.by_place[place] = self.courses[place].cut(end)
-        self._courses.read.pop(place, None)
+        # Of which epoch the record before the end is: it may be lost as well before anything is given from here on.
+        self._courses.read[place] = end, known
         self.told[place] = Reason(
             reasons.MESSAGES_LOST,
             f"this cluster lost offsets {end} to {position - 1} of it after they were given: other clusters have them, "
