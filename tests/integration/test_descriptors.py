@@ -100,7 +100,7 @@ def test_a_proxy_without_descriptors(short: str, kafka_pair: tuple[KafkaCluster,
             link.wait_end(target, 4, timeout_s=60)
         link.wait_following()
         until("it is ready again", lambda: not ready(scarce), 60)
-        assert "file descriptors suffice again" in scarce.log
+        until("the log says so, too", lambda: "file descriptors suffice again" in scarce.log)
         assert [each["equal"] for each in link.verify()["partitions"] if each["topic"] == source] == [True]
 
 
