@@ -45,7 +45,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 BYTES_PER_S: Final = 10_000_000.0
 """What is read of this cluster's logs, and of the other one's, by each proxy."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Of a log, at once: it costs an answer and a question, and is in memory."""
+"""Of a log, at once, at most: it costs an answer and a question, and is in memory. A piece of small batches has fewer,
+and costs as much: clients have their turn in between, and wait longer all the same."""
+PIECE_BYTES_MIN: Final = 128 * 1024
+"""And the first one, before it is known how large batches are."""
 PIECE_COST: Final = 200_000
 """What a piece costs beside its bytes, in bytes; and to ask where a partition ends that has nothing more."""
 SINGLE_COST: Final = 20
@@ -79,6 +82,8 @@ class _Known:
     """What the control log had last."""
     stable: int = 0
     """Up to where it may be compared: all before was stable when that was asked."""
+    piece_bytes: int = PIECE_BYTES_MIN
+    """Of the next piece."""
     retry_at: float = float("-inf")
     retry_s: float = RETRY_MIN_S
     trouble: str | None = None
@@ -260,7 +265,7 @@ class BackgroundVerification(Part):
             None,
             None,
             compacts=False,
-            at_once=PIECE_BYTES,
+            at_once=known.piece_bytes,
             keys_max=KEYS_MAX,
         )
         try:
@@ -280,6 +285,8 @@ class BackgroundVerification(Part):
             return await self._failed(stream, known, comparison, error.message)
         finally:
             self.bytes_read += comparison.whole.bytes + comparison.single.bytes
+            if comparison.whole.bytes:
+                known.piece_bytes = _piece_bytes(comparison.whole)
             cost = PIECE_COST + comparison.whole.cost + SINGLE_COST * comparison.single.bytes
             self._pace.spend(cost, self._clock.monotonic())
         if difference is not None:
@@ -377,6 +384,11 @@ class BackgroundVerification(Part):
             return
         for _, known, proof in found:
             known.recorded = proof
+
+
+def _piece_bytes(reads: Reads) -> int:
+    """Of a piece that costs as much as one of large batches, by what was read last."""
+    return max(PIECE_BYTES_MIN, PIECE_BYTES * reads.bytes // reads.cost)
 
 
 def _follows(stream: FollowerStream) -> bool:

@@ -308,6 +308,7 @@ def test_nothing_is_compared_while_a_partition_catches_up() -> None:
 
 def test_reading_is_paced_and_both_sides_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "PIECE_BYTES", 2_000)
+    monkeypatch.setattr(background, "PIECE_BYTES_MIN", 2_000)
     monkeypatch.setattr(background, "PIECE_COST", 0)
     monkeypatch.setattr(reading, "BATCH_COST", 0)
     monkeypatch.setattr(background, "BYTES_PER_S", 1_000.0)
@@ -335,6 +336,40 @@ def test_reading_is_paced_and_both_sides_read_alike(monkeypatch: pytest.MonkeyPa
         assert read["B"] <= read["A"] * 1.05
         assert read["A"] <= read["B"] * 1.05
         assert two.b.plugin.parts.background_verification.bytes_read >= 100_000
+
+    on_a_link(work)
+
+
+@pytest.mark.parametrize(("value_bytes", "most"), [(200, 30_000), (100_000, 300_000)])
+def test_a_piece_of_small_batches_has_fewer_bytes_and_costs_no_more(
+    monkeypatch: pytest.MonkeyPatch, value_bytes: int, most: int
+) -> None:
+    """Clients wait for as long as a piece takes, which goes by its batches where they are small."""
+    monkeypatch.setattr(background, "PIECE_BYTES", 300_000)
+    monkeypatch.setattr(background, "PIECE_BYTES_MIN", 5_000)
+    monkeypatch.setattr(digests, "READ_BYTES_MIN", 1)
+
+    async def work(two: Two) -> None:
+        source = two.clusters["A"].add_topic("l-t").partitions[0]
+        for _ in range(1_000 if value_bytes == 200 else 20):
+            source.write_values(bytes(value_bytes))
+        await two.until("copied", lambda: of(two) is not None and of(two).end == source.end)
+        pieces = {"A": list[tuple[int, int]](), "B": list[tuple[int, int]]()}
+        digest = digests.Verification.digest
+
+        async def noted(self: Any, topic: Any, *args: Any) -> Any:
+            found = await digest(self, topic, *args)
+            reads = args[4]
+            pieces["A" if topic.name == "l-t" else "B"].append((reads.bytes, reads.cost))
+            return found
+
+        monkeypatch.setattr(digests.Verification, "digest", noted)
+        await equal(two, source.end)
+        for side in pieces.values():
+            sizes, costs = zip(*side, strict=True)
+            assert max(sizes) <= most
+            assert max(sizes) > most // 2, "a question for each"
+            assert max(costs) <= 300_000 + value_bytes + reading.BATCH_COST
 
     on_a_link(work)
 
