@@ -25,11 +25,10 @@ from isthmus_plugins.distribution.kept import (
 from isthmus_plugins.distribution.positions import PositionError, needs, unsettled
 from isthmus_plugins.distribution.tree import Added
 from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.tasks import some_at_once
 
-AT_ONCE: Final = 50
 SHOWN: Final = 5
 """Partitions of one cluster in the words of a refusal."""
 
@@ -89,16 +88,11 @@ async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[s
     if unknown := {*places} - ends.keys():
         topic, partition = min(unknown)
         raise BrokerUnavailable(f"where {topic}-{partition} ends cannot be read now")
-    written = sorted(place for place in places if ends[place])
-
-    async def start(place: TopicPartition) -> int:
-        return await cluster.log_start(*place)
-
-    starts = await some_at_once(AT_ONCE, start, written)
+    starts = await log_starts(cluster, sorted(place for place in places if ends[place]))
     return _shortened(
         [
             f"{topic}-{partition} has offsets {first} to {ends[topic, partition] - 1}"
-            for (topic, partition), first in zip(written, starts, strict=True)
+            for (topic, partition), first in starts.items()
             if first < ends[topic, partition]
         ]
     )

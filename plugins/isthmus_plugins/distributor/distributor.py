@@ -54,9 +54,10 @@ from isthmus_plugins.distribution.positions import Course, Given, PositionError
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
 from isthmus_plugins.distributor.changes import is_filled, lacks
-from isthmus_plugins.distributor.courses import AT_ONCE, Courses
+from isthmus_plugins.distributor.courses import Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.parcels import Parcel, Prepared, beside_the_loop
+from isthmus_plugins.distributor.places import PLACES_AT_ONCE
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.distributor.refusals import Refusals
@@ -216,7 +217,7 @@ class Distributor:
         self._refusals.begin()
         self._keep_at = math.inf
         self._not_read = dict(self._courses.wrong)
-        await some_at_once(AT_ONCE, self._cut_where_read, list(self.courses))
+        await some_at_once(PLACES_AT_ONCE, self._cut_where_read, list(self.courses))
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
@@ -355,7 +356,7 @@ class Distributor:
         for name in kept_at.keys() & counts.keys():
             moved = {(name, each) for each in out_of_place(kept_at[name], counts[name])}
             self._uncommitted |= moved & self._given.keys()
-        found = await some_at_once(AT_ONCE, partial(self._position, given), places)
+        found = await some_at_once(PLACES_AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)
         fills = self._document.began(self._leaf, self.level).fills

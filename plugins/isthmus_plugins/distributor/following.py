@@ -13,10 +13,10 @@ from typing import Final, Generic, TypeVar
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reads import REQUEST_BYTES, WAIT_MS, by_leader
 from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 from isthmus_protocol.transactions import AbortedTransactions
 
@@ -25,7 +25,6 @@ log = logging.getLogger("isthmus_plugins.distributor")
 LOOK_S: Final = 5.0
 """How often topics, and who leads them, are looked at."""
 RETRY_S: Final = 0.5
-STARTS_AT_ONCE: Final = 50
 
 
 class Log:
@@ -175,11 +174,7 @@ class Following(Generic[L]):
     async def log_starts(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
         """Where logs begin. Raises BrokerUnavailable, KafkaRefused."""
         places = [(name, partition) for name, info in topics.items() for partition in range(len(info.partitions))]
-
-        async def start(place: TopicPartition) -> int:
-            return await self._cluster.log_start(*place)
-
-        return dict(zip(places, await some_at_once(STARTS_AT_ONCE, start, places), strict=True))
+        return await log_starts(self._cluster, places)
 
     async def _found(self, place: TopicPartition, one: L, found: Fetched) -> None:
         one.start = found.log_start
