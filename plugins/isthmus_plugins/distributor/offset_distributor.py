@@ -201,10 +201,7 @@ class OffsetDistributor:
             self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
         self.sent += len(records)
         for key, said in records.items():
-            if said is None:
-                self._times.forget(key, self._leaf)
-            else:
-                self._times.hear(key, said)
+            self._times.hear(key, said, self._leaf)
         self._told_at |= dict.fromkeys(records, self._clock.monotonic())
 
     def _records(self) -> dict[OffsetKey, GroupTime | None]:
