@@ -699,14 +699,14 @@ class Distributor:
         """Have partitions wait that the target has refused, and the others go on."""
         now = asyncio.get_running_loop().time()
         for place, refusal in refused.items():
-            until, is_news = self._next[place], not self._refusals.one_batch(place)
+            until = self._next[place]
             self._go_back(place)
-            reason = self._refusals.hold(place, refusal, self.positions[place], until, now)
-            if reason is None:
+            held = self._refusals.hold(place, refusal, self.positions[place], until, now)
+            if held is None:
                 continue
-            self._not_read[place] = reason
+            self._not_read[place] = held.reason
             self._reads.leave_out(place)
-            if is_news:
+            if held.is_news:
                 more = {"level": self.level, "partition": f"{place[0]}-{place[1]}", "error": str(refusal.error)}
                 log.warning("partition is refused", extra=more)
 
