@@ -49,6 +49,9 @@ def lacks(leaf: str, added: Added) -> str:
 async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> bool:
     """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given.
 
+    Brokers forget what they keep of a topic that is deleted, so it is to be kept of as many partitions as it was said
+    to be of. Where topics were deleted at the cluster that fills it, that is said anew of fewer ones.
+
     Raises BrokerUnavailable, KafkaRefused.
     """
     by, version = document.added[leaf]
@@ -63,7 +66,10 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
         return False
     given = [each for of_topic in kept.values() for each in latest(of_topic).values()]
     since = [each for each in given if each.given.term.version >= version]
-    return bool(since) and not any(each.fills for each in since)
+    filled = [each for each in since if each.fill_until]
+    if not since or len(filled) < min(each.filled for each in since):
+        return False
+    return not any(each.fills for each in filled)
 
 
 async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[str]:
