@@ -78,6 +78,8 @@ class OffsetDistributor:
         self._margin_of = document.margin_of
         self._least_margin_ms = document.least_margin_ms
         self._leaf = leaf
+        self._since = {above.level: document.began(leaf, above.level).version for above in self._tree.above(leaf)}
+        """Since which version this cluster has a level. What is kept of one from before is of an earlier life."""
         self._commits = commits
         self._times = times
         self._timestamps = timestamps
@@ -294,7 +296,8 @@ class OffsetDistributor:
                     kept = KeptCourse.of(committed.metadata)
                 except PositionError:
                     continue  # that level's distributor says so
-                settled[level, *place, kept.topic_id] = kept.course.settled
+                if kept.version >= self._since[level]:
+                    settled[level, *place, kept.topic_id] = kept.course.settled
         return settled
 
 

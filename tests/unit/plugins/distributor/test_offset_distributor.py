@@ -34,7 +34,7 @@ TOPIC_ID: Final = bytes(16)
 class World:
     """A cluster of which all is read, with two partitions; it reaches what another cluster says."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         self.now = 0.0
         self.logs = {place: self.log() for place in PLACES}
         self.told: list[tuple[OffsetKey, GroupTime | None]] = []
@@ -44,6 +44,7 @@ class World:
         self.cannot_be_asked: set[str] = set()
         self.on_commit: Callable[[], None] = lambda: None
         self.groups: dict[OffsetKey, Commit] = {}
+        self.settled = 10
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         context: Any = SimpleNamespace(cluster=self, clock=clock)
         commits: Any = SimpleNamespace(
@@ -52,7 +53,7 @@ class World:
         timestamps: Any = SimpleNamespace(logs=self.logs)
         leaves: Any = SimpleNamespace(reached=self.other)
         self.times = Loaded(context, "")
-        document = read_document(json.dumps(DOCUMENT))
+        document = read_document(json.dumps({**DOCUMENT, **more}))
         self.distributor = OffsetDistributor(context, document, "c1", commits, self.times, timestamps, leaves)
 
     def log(self) -> TimedLog:
@@ -77,8 +78,9 @@ class World:
         self.on_commit()
 
     async def committed_offsets(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        kept = KeptCourse(Course((Stretch(Term(1, 0), "c2", 0, 10),)), 1, TOPIC_ID.hex()).metadata()
-        settled = dict.fromkeys(PLACES, CommittedOffset(10, kept))
+        course = Course((Stretch(Term(1, 0), "c2", 0, self.settled),))
+        kept = KeptCourse(course, 1, TOPIC_ID.hex()).metadata()
+        settled = dict.fromkeys(PLACES, CommittedOffset(self.settled, kept))
         return {group: settled for group in groups if group not in self.cannot_be_asked}
 
     async def other(self, name: str) -> Any:
@@ -116,6 +118,14 @@ def test_what_is_settled_has_to_be_known_of_all_levels() -> None:
     world.cannot_be_asked.add("__isthmus_tree_courses_4")
     with pytest.raises(BrokerUnavailable, match="what group __isthmus_tree_courses_4 has committed cannot be read now"):
         asyncio.run(world.distributor.tick())
+    assert world.kept == {}
+
+
+def test_what_was_settled_in_an_earlier_life_of_a_level_is_settled_for_nobody() -> None:
+    """Another cluster stood there once. To the one that is there now all of the log is still to come."""
+    added = {"c2": {"by": "c1", "version": 2}}
+    world = World(version=2, tree={"level": 4, "sides": ["c1", "c2"]}, added=added)
+    asyncio.run(world.distributor.tick())
     assert world.kept == {}
 
 
