@@ -250,6 +250,8 @@ class OffsetDistributor:
             return None
         if one.read_at is None or one.least.last is None:
             return None
+        if commit.offset > max(one.position, one.end or 0):
+            return None  # the group has read something else: what this log holds, and will, is unread
         on_the_way = self._on_the_way(place, one.read_at)
         if on_the_way is None:
             return None
@@ -270,6 +272,8 @@ class OffsetDistributor:
                 for level in levels
                 if (level, *place, one.topic_id.hex()) in settled
             }
+            if any(offset > one.position for offset in upto.values()):
+                continue  # it is not read so far yet; or it lost its end, and what comes there is settled for nobody
             if upto and not one.covers(min(upto.values())):
                 self._timestamps.read_from(place, min(upto.values()))
                 continue

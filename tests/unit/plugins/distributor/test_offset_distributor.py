@@ -129,6 +129,34 @@ def test_what_was_settled_in_an_earlier_life_of_a_level_is_settled_for_nobody() 
     assert world.kept == {}
 
 
+def test_a_log_that_lost_its_end_is_not_settled_up_to_where_it_ended() -> None:
+    """What comes in the place of what was lost is given to nobody yet."""
+    world = World()
+    world.settled = 11
+    asyncio.run(world.distributor.tick())
+    assert world.kept == {}
+    world.settled = 10
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+
+
+def test_a_group_that_has_committed_what_a_log_does_not_have_has_not_read_it_to_its_end() -> None:
+    """The log lost its end, or is another topic's by now."""
+    world = World()
+    key = OffsetKey("g-1", *PLACES[0])
+
+    async def test() -> None:
+        world.groups[key] = Commit(11, "", 500, 0)
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        assert not world.told
+        world.groups[key] = Commit(10, "", 501, 0)
+        await world.distributor.tick()
+        assert [each for each, _ in world.told] == [key]
+
+    asyncio.run(test())
+
+
 def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     """Elsewhere it may stand before what another cluster has said before, of which cleaning leaves the last."""
     world = World()
