@@ -40,8 +40,9 @@ from isthmus_protocol.records import PLAIN_HEADER
 log = logging.getLogger("isthmus_plugins.distributor")
 
 TICK_S: Final = 1.0
-AT_ONCE: Final = 200
-"""Records of a batch: each has an application's metadata, of 4 KB at most by default."""
+BATCH_BYTES: Final = 512 * 1024
+"""Of keys and values: brokers take a megabyte by default. An application's metadata may become six times as long as
+text of JSON."""
 KEPT_AT_ONCE: Final = 500
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
@@ -316,6 +317,14 @@ def _batches(records: Mapping[OffsetKey, GroupTime | None], leaf: str, now_ms: i
     written = [
         (key_of(key), None, gone) if said is None else (key_of(key), said.value(), ()) for key, said in records.items()
     ]
-    for first in range(0, len(written), AT_ONCE):
-        some = written[first : first + AT_ONCE]
-        yield encode_batch([Record(number, now_ms, *each) for number, each in enumerate(some)], PLAIN_HEADER)
+    some: list[Record] = []
+    left = BATCH_BYTES
+    for key, value, headers in written:
+        size = len(key) + len(value or b"")
+        if some and size > left:
+            yield encode_batch(some, PLAIN_HEADER)
+            some, left = [], BATCH_BYTES
+        some.append(Record(len(some), now_ms, key, value, headers))
+        left -= size
+    if some:
+        yield encode_batch(some, PLAIN_HEADER)

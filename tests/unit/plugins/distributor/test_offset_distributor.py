@@ -184,6 +184,17 @@ def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     assert world.times.latest[key].origin == "c2"
 
 
+def test_no_batch_of_times_is_larger_than_brokers_take() -> None:
+    """Applications commit metadata of 4 KB, which as text of JSON is longer."""
+    world = World()
+    groups = [OffsetKey(f"g-1-{number}", *PLACES[0]) for number in range(300)]
+    world.groups |= dict.fromkeys(groups, Commit(10, "é" * 2_048, 500, 0))
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert [key for key, _ in world.told] == groups
+    assert max(map(len, world.batches)) < 1_000_000
+
+
 def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
     world = World()
     groups = [OffsetKey(name, *PLACES[0]) for name in ("g-1", "g-long-1")]
