@@ -59,6 +59,16 @@ class Said(NamedTuple):
     """By topic: of how many partitions."""
 
 
+class Reached(NamedTuple):
+    """What this cluster has said that it has reached at others, of a partition."""
+
+    topic_id: bytes
+    """Brokers forget what was said of a topic that is deleted."""
+    kept: KeptReached
+    at: float
+    """Monotonic seconds."""
+
+
 class OffsetDistributor:
     """Of this cluster."""
 
@@ -93,8 +103,7 @@ class OffsetDistributor:
         """Clusters that do not answer, and why."""
         self._partitions: Mapping[str, int] = Counter()
         """By topic: how many this cluster has."""
-        self._kept: dict[TopicPartition, KeptReached] = {}
-        self._kept_at: dict[TopicPartition, float] = {}
+        self._reached: dict[TopicPartition, Reached] = {}
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -187,21 +196,20 @@ class OffsetDistributor:
             return
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
-        kept = await self._reached()
+        news = await self._news()
         batches = list(_batches(records, self._leaf, int(self._clock.time() * 1000)))
-        places = list(kept)
+        places = list(news)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
             some = places[first : first + KEPT_AT_ONCE]
             offsets = {
-                place: CommittedOffset(self._timestamps.logs[place].position, kept[place].metadata())
+                place: CommittedOffset(self._timestamps.logs[place].position, news[place].kept.metadata())
                 for place in some
                 if place in self._timestamps.logs
             }
             await self._transactions.commit(
                 {(TIMES_TOPIC, 0): batches} if batches and not first else {}, REACHED_GROUP, offsets
             )
-            self._kept |= {place: kept[place] for place in offsets}
-            self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
+            self._reached |= {place: news[place] for place in offsets}
         self.sent += len(records)
         for key, said in records.items():
             self._times.hear(key, said, self._leaf)
@@ -259,12 +267,12 @@ class OffsetDistributor:
         unread = one.least.since(max(commit.offset, one.start))
         return time_to_send(unread, on_the_way, self._margin_of(key.group))
 
-    async def _reached(self) -> dict[TopicPartition, KeptReached]:
+    async def _news(self) -> dict[TopicPartition, Reached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
         levels = [above.level for above in self._tree.above(self._leaf)]
         settled = await self.settled(levels)
         now = self._clock.monotonic()
-        changed: dict[TopicPartition, KeptReached] = {}
+        changed: dict[TopicPartition, Reached] = {}
         for place, one in list(self._timestamps.logs.items()):
             if one.read_at is None or one.broken is not None:
                 continue
@@ -279,10 +287,16 @@ class OffsetDistributor:
                 self._timestamps.read_from(place, min(upto.values()))
                 continue
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
-            before = self._kept[place].times if place in self._kept else {}
-            is_due = any(moves_on(before.get(level), time, self._least_margin_ms) for level, time in times.items())
-            if times and (is_due or now - self._kept_at[place] > AGAIN_S):
-                changed[place] = KeptReached(times)
+            before = self._reached.get(place)
+            if times and (
+                before is None
+                or before.topic_id != one.topic_id
+                or now - before.at > AGAIN_S
+                or any(
+                    moves_on(before.kept.times.get(level), time, self._least_margin_ms) for level, time in times.items()
+                )
+            ):
+                changed[place] = Reached(one.topic_id, KeptReached(times), now)
         return changed
 
     async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:

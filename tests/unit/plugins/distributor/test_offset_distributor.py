@@ -36,6 +36,7 @@ class World:
 
     def __init__(self, **more: Any) -> None:
         self.now = 0.0
+        self.topic_id = TOPIC_ID
         self.logs = {place: self.log() for place in PLACES}
         self.told: list[tuple[OffsetKey, GroupTime | None]] = []
         self.batches: list[bytes] = []
@@ -57,7 +58,7 @@ class World:
         self.distributor = OffsetDistributor(context, document, "c1", commits, self.times, timestamps, leaves)
 
     def log(self) -> TimedLog:
-        one = TimedLog(TOPIC_ID, 0, 0, 0)
+        one = TimedLog(self.topic_id, 0, 0, 0)
         one.least.appended(9, 1_000_000)
         one.position, one.read_at, one.read_at_ms = 10, self.now, 2_000_000
         return one
@@ -79,7 +80,7 @@ class World:
 
     async def committed_offsets(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
         course = Course((Stretch(Term(1, 0), "c2", 0, self.settled),))
-        kept = KeptCourse(course, 1, TOPIC_ID.hex()).metadata()
+        kept = KeptCourse(course, 1, self.topic_id.hex()).metadata()
         settled = dict.fromkeys(PLACES, CommittedOffset(self.settled, kept))
         return {group: settled for group in groups if group not in self.cannot_be_asked}
 
@@ -107,6 +108,20 @@ def test_what_a_cluster_has_reached_is_kept_before_it_counts_as_kept(monkeypatch
     world.on_commit = world.logs.clear
     asyncio.run(world.distributor.tick())
     assert world.kept == {PLACES[0]: KeptReached({4: 2_000_000})}
+    world.logs |= {place: world.log() for place in PLACES}
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+
+
+def test_what_was_reached_of_a_topic_that_was_made_anew_is_said_at_once() -> None:
+    """Brokers have forgotten what was said of the one before, and other clusters wait for it."""
+    world = World(margin_ms=3_600_000, margins_ms={})
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+    world.kept.clear()
+    asyncio.run(world.distributor.tick())
+    assert not world.kept
+    world.topic_id = b"another topic id"
     world.logs |= {place: world.log() for place in PLACES}
     asyncio.run(world.distributor.tick())
     assert world.kept.keys() == {*PLACES}
