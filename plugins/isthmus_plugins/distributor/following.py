@@ -38,8 +38,8 @@ class Log:
         self.position = position
         """Where to go on."""
         self.until = position
-        """Where it ended in its leader's log when reading began, if what is not committed counts: the high watermark
-        of a new leader may be behind what was acked."""
+        """Where it ended in its leader's log when reading began: the high watermark of a new leader may be behind what
+        was acked, and so may be what is committed."""
         self.end: int | None = None
         """Up to where it can be read, as the broker said last."""
         self.read_at: float | None = None
@@ -113,8 +113,7 @@ class Following(Generic[L]):
     async def _follow(self) -> None:
         topics = await self.topics()
         logs = await self.begin(topics)
-        if not self.committed:
-            await self._find_ends(logs)
+        await self._find_ends(logs)
         asked = by_leader(topics, {place: one.position for place, one in logs.items()})
         self.logs, self._followed, self.waits = logs, True, None
         try:
@@ -131,6 +130,8 @@ class Following(Generic[L]):
             if place not in ends:
                 raise BrokerUnavailable(f"where {place[0]}-{place[1]} ends cannot be read now")
             one.until = ends[place]
+            if one.position > one.until:  # it has lost its end: who knows what of it was wanted
+                one.begun = one.position = one.start
 
     async def _look(self, led: object) -> None:
         while True:
@@ -157,6 +158,8 @@ class Following(Generic[L]):
                         raise BrokerUnavailable(f"{place[0]}-{place[1]}: error {found.error_code}")
                     await self._found(place, logs[place], found)
                 for place, one in logs.items():
+                    if self.logs[place] is not one:
+                        continue  # it is read again from elsewhere
                     if one.broken is not None:
                         del asked[place]
                     elif one.end is not None and one.position >= max(one.end, one.until):
