@@ -79,15 +79,20 @@ class Times(Following[Log]):
 
     committed = True
 
-    def __init__(self, context: PluginContext, header: str) -> None:
-        """``header``: of the copy flags."""
+    def __init__(self, context: PluginContext, header: str, prepare: Callable[[], Awaitable[None]]) -> None:
+        """``header``: of the copy flags. ``prepare`` the topic: it makes it where it lacks. Raises Waits."""
         super().__init__(context, "tree-times")
         self._header = header
+        self._prepare = prepare
         self.latest: dict[OffsetKey, GroupTime] = {}
         """What counts."""
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         return await self.only(TIMES_TOPIC)
+
+    async def _follow(self) -> None:
+        await self._prepare()  # somebody may have deleted it, or made another one, since it was followed last
+        await super()._follow()
 
     async def begin(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, Log]:
         self.latest = {}

@@ -15,7 +15,7 @@ from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reads import REQUEST_BYTES, WAIT_MS, by_leader
-from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE
+from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE, Waits
 from isthmus_plugins.process import PluginContext
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 from isthmus_protocol.transactions import AbortedTransactions
@@ -101,14 +101,19 @@ class Following(Generic[L]):
                 await self._follow()
             except TopicsChanged:
                 continue
+            except Waits as waits:
+                self._wait(waits.reason)
             except (BrokerUnavailable, KafkaRefused) as error:
-                if self.waits is None:
-                    log.warning("logs not followed", extra={"lane": self._lane, "error": str(error)})
-                self.waits = Reason(SOURCE_UNAVAILABLE, str(error))
+                self._wait(Reason(SOURCE_UNAVAILABLE, str(error)))
             finally:
                 self._followed = False
                 self.logs = {}
             await asyncio.sleep(RETRY_S)
+
+    def _wait(self, reason: Reason) -> None:
+        if self.waits is None:
+            log.warning("logs not followed", extra={"lane": self._lane, "error": reason.message})
+        self.waits = reason
 
     async def _follow(self) -> None:
         topics = await self.topics()

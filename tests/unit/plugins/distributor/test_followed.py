@@ -43,6 +43,10 @@ class World:
         return Commits(self.context, lambda group: True)
 
 
+async def nothing_lacks() -> None:
+    """The topic of times is there."""
+
+
 def follow(following: Following[Any], test: Coroutine[Any, Any, None]) -> None:
     """Have it follow while a test runs."""
 
@@ -85,7 +89,7 @@ def test_what_is_committed_is_not_all_while_a_new_leader_does_not_give_all_that_
     key = OffsetKey("g", *PLACE)
     for time in (2_000, 1_000):
         partition.write_values(GroupTime(time, 0, "c2", "").value(), keys=[key_of(key)])
-    times = Times(world.context, "flags")
+    times = Times(world.context, "flags", nothing_lacks)
 
     async def test() -> None:
         partition.lag = 1

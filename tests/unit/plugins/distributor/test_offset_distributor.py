@@ -53,7 +53,7 @@ class World:
         )
         timestamps: Any = SimpleNamespace(logs=self.logs)
         leaves: Any = SimpleNamespace(reached=self.other)
-        self.times = Loaded(context, "")
+        self.times = Loaded(context, "", nothing_lacks)
         document = read_document(json.dumps({**DOCUMENT, **more}))
         self.distributor = OffsetDistributor(context, document, "c1", commits, self.times, timestamps, leaves)
 
@@ -90,6 +90,10 @@ class World:
             return {group: dict.fromkeys(PLACES, CommittedOffset(0, kept)) for group in groups}
 
         return SimpleNamespace(committed_offsets=committed_offsets)
+
+
+async def nothing_lacks() -> None:
+    """The topic of times is there."""
 
 
 class Loaded(Times):
@@ -223,7 +227,7 @@ def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
 @pytest.mark.parametrize("moved", [True, False])
 def test_what_a_cluster_says_is_gone_hides_no_other_one_s_word(moved: bool) -> None:
     """A group moves from c1 to c2, and c1's brokers forget it, which the third cluster hears last."""
-    world, elsewhere = World(), Loaded(SimpleNamespace(cluster=None), "")  # type: ignore[arg-type]
+    world, elsewhere = World(), Loaded(SimpleNamespace(cluster=None), "", nothing_lacks)  # type: ignore[arg-type]
     key = OffsetKey("g-1", *PLACES[0])
 
     async def test() -> None:
