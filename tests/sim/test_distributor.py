@@ -376,6 +376,50 @@ def test_a_new_cluster_does_not_seem_to_have_all_while_it_lacks_a_topic() -> Non
     run_simulated(test())
 
 
+def test_a_new_cluster_does_not_seem_to_have_all_when_a_topic_is_deleted_there() -> None:
+    """Its brokers forget what it was given of that one, and all other topics are complete."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    added = {"b": {"by": "a", "version": 2}}
+    grove.document = read_document(json.dumps({**written(grove.document), "version": 2, "added": added}))
+    for cluster in (a, b):
+        cluster.add_topic("t-2")
+
+    async def filled() -> bool:
+        return await is_filled(b, grove.document, "b")  # type: ignore[arg-type]
+
+    async def delete(cluster: TransactingCluster) -> None:
+        await cluster.delete_topic("t-2")
+        for offsets in cluster.offsets.values():
+            offsets.pop(("t-2", 0), None)
+
+    async def test() -> None:
+        a.partition(TOPIC, 0).write_values(b"0")
+        a.partition("t-2", 0).write_values(b"1", b"x" * LARGE)
+        b.found["t-2"].configs = {"max.message.bytes": str(LIMIT)}
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.fill[0] == 1)
+        assert not await filled()
+        await delete(b)
+        await asyncio.sleep(8)
+        assert distributor.waits is not None
+        assert not await filled()
+        # Where it is not to have that topic at all, it has all others.
+        await delete(a)
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None)
+        await asyncio.sleep(2)
+        assert await filled()
+        assert grove.read("b") == [[b"0"], []]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
 def test_a_position_that_is_committed_again_keeps_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where this cluster has not kept since how far it was read: else what was given would seem to be lost."""
     monkeypatch.setattr(distributor_module, "KEPT_AGAIN_S", 3.0)

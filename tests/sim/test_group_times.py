@@ -94,7 +94,7 @@ class Cluster:
         context: Any = SimpleNamespace(cluster=self, clock=self.clock, lease_deadline=float("inf"))
         self.read_times = 0
         self.followed_commits: Any = FollowedCommits(self)
-        self.followed_times = FollowedTimes(context, "")
+        self.followed_times = FollowedTimes(context, "", nothing_lacks)
         needed = [self._settled(above.level) for above in self.world.tree.above(self.name)]
         if PLACE in self.kept[GROUP]:
             needed.append(self.kept[GROUP][PLACE].offset)
@@ -191,6 +191,10 @@ class Cluster:
         for key, said in self.times[self.read_times : self.read_times + count]:
             self.read_times += 1
             self.followed_times.hear(key, said)
+
+
+async def nothing_lacks() -> None:
+    """The topic of times is there."""
 
 
 class FollowedTimes(Times):

@@ -120,6 +120,8 @@ class FakeTransactions:
             raise PartitionsRefused(refused)
 
     def _forbidden(self, place: TopicPartition) -> Refusal | None:
+        if place[0] not in self._cluster.found:
+            return Refusal(KafkaRefused(3, "UNKNOWN_TOPIC_OR_PARTITION", "there is none"))
         if place not in self._cluster.refuses:
             return None
         return Refusal(KafkaRefused(*self._cluster.refuses[place], "refused"))

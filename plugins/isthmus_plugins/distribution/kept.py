@@ -99,13 +99,15 @@ class KeptCourse:
 class KeptGiven:
     """``topic_id``: of the source's topic, as hexadecimal digits; ``epoch``: leader epoch of the source's record before
     the position; -1: not known. ``fill_until``: the leaf has all that was there once it was given that.
-    ``spread``: messages went by their keys in this term, to whichever partition."""
+    ``spread``: messages went by their keys in this term, to whichever partition. ``filled``: of how many partitions of
+    all topics the leaf gets what was there; 0: of none, or nobody has said it."""
 
     given: Given
     topic_id: str
     epoch: int = -1
     fill_until: int = 0
     spread: bool = False
+    filled: int = 0
 
     @property
     def fills(self) -> bool:
@@ -131,6 +133,7 @@ def given_metadata(partition: int, kept: Mapping[int, KeptGiven]) -> tuple[int, 
             "epoch": -1 if own is None else own.epoch,
             "fill_until": 0 if own is None else own.fill_until,
             "spread": own is not None and own.spread,
+            "filled": max(each.filled for each in kept.values()),
             "others": [
                 [number, *each.given.term, each.given.position, each.epoch, each.fill_until, int(each.spread)]
                 for number, each in sorted(kept.items())
@@ -149,14 +152,14 @@ def read_given(partition: int, offset: int, metadata: str) -> dict[int, KeptGive
     """By partition of the source: what is kept at one of the target. Raises PositionError: it is none of these."""
     found: dict[int, KeptGiven] = {}
     with _Reading(metadata) as read:
-        topic_id = str(read["topic_id"])
+        topic_id, filled = str(read["topic_id"]), int(read.get("filled", 0))
         if read["term"] is not None:
             version, number = read["term"]
-            more = int(read["epoch"]), int(read.get("fill_until", 0)), bool(read.get("spread"))
+            more = int(read["epoch"]), int(read.get("fill_until", 0)), bool(read.get("spread")), filled
             found[partition] = KeptGiven(Given(Term(int(version), int(number)), offset), topic_id, *more)
         for other, version, number, position, epoch, fill_until, spread in read.get("others", ()):
             given = Given(Term(int(version), int(number)), int(position))
-            found[int(other)] = KeptGiven(given, topic_id, int(epoch), int(fill_until), bool(spread))
+            found[int(other)] = KeptGiven(given, topic_id, int(epoch), int(fill_until), bool(spread), filled)
     return found
 
 

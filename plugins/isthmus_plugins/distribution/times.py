@@ -10,8 +10,10 @@ Timestamps are milliseconds since 1970, as records have them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from enum import StrEnum
+from operator import itemgetter
 from typing import Final
 
 MARGIN_MS: Final = 60_000
@@ -42,7 +44,8 @@ class LeastTimestamps:
 
     def from_offset(self, offset: int) -> int | None:
         """The least timestamp from ``offset`` on; None behind the end."""
-        return next((timestamp for last, timestamp in self._entries if last >= offset), None)
+        at = bisect_left(self._entries, offset, key=itemgetter(0))
+        return self._entries[at][1] if at < len(self._entries) else None
 
     def since(self, offset: int) -> int | None:
         """The least timestamp from ``offset`` on (a deleted one: from the log's start), behind the end that of the last

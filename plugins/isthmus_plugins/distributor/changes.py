@@ -25,11 +25,10 @@ from isthmus_plugins.distribution.kept import (
 from isthmus_plugins.distribution.positions import PositionError, needs, unsettled
 from isthmus_plugins.distribution.tree import Added
 from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.tasks import some_at_once
 
-AT_ONCE: Final = 50
 SHOWN: Final = 5
 """Partitions of one cluster in the words of a refusal."""
 
@@ -50,6 +49,9 @@ def lacks(leaf: str, added: Added) -> str:
 async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> bool:
     """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given.
 
+    Brokers forget what they keep of a topic that is deleted, so it is to be kept of as many partitions as it was said
+    to be of. Where topics were deleted at the cluster that fills it, that is said anew of fewer ones.
+
     Raises BrokerUnavailable, KafkaRefused.
     """
     by, version = document.added[leaf]
@@ -64,7 +66,10 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
         return False
     given = [each for of_topic in kept.values() for each in latest(of_topic).values()]
     since = [each for each in given if each.given.term.version >= version]
-    return bool(since) and not any(each.fills for each in since)
+    filled = [each for each in since if each.fill_until]
+    if not since or len(filled) < min(each.filled for each in since):
+        return False
+    return not any(each.fills for each in filled)
 
 
 async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[str]:
@@ -89,16 +94,11 @@ async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[s
     if unknown := {*places} - ends.keys():
         topic, partition = min(unknown)
         raise BrokerUnavailable(f"where {topic}-{partition} ends cannot be read now")
-    written = sorted(place for place in places if ends[place])
-
-    async def start(place: TopicPartition) -> int:
-        return await cluster.log_start(*place)
-
-    starts = await some_at_once(AT_ONCE, start, written)
+    starts = await log_starts(cluster, sorted(place for place in places if ends[place]))
     return _shortened(
         [
             f"{topic}-{partition} has offsets {first} to {ends[topic, partition] - 1}"
-            for (topic, partition), first in zip(written, starts, strict=True)
+            for (topic, partition), first in starts.items()
             if first < ends[topic, partition]
         ]
     )

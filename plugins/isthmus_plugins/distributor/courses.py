@@ -8,18 +8,14 @@ is filled up to stands for all of them, or for none.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, CommittedOffset, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import KeptCourse, courses_group
 from isthmus_plugins.distribution.positions import Course, PositionError, begun, carried
+from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reasons import LEVELS_AT_ANOTHER_VERSION, POSITIONS_CONTRADICT, Waits
-from isthmus_plugins.tasks import some_at_once
-
-AT_ONCE: Final = 50
-"""Partitions that brokers are asked about one by one, at the same time."""
 
 
 class Courses:
@@ -92,8 +88,7 @@ class Courses:
             self._kept[place] = committed.metadata
         # Of topics that come later everything goes by its flags: this level was there before their first message.
         ends = await self._filled_until(new) if self._fills and not has_begun and new else {}
-        starts = await some_at_once(AT_ONCE, self._log_start, [*new, *made_anew])
-        for place, start in zip([*new, *made_anew], starts, strict=True):
+        for place, start in (await log_starts(self._cluster, [*new, *made_anew])).items():
             self.by_place[place] = (
                 made_anew[place].made_anew(target, start)
                 if place in made_anew
@@ -127,9 +122,6 @@ class Courses:
             if place not in ends:
                 raise BrokerUnavailable(f"where {place[0]}-{place[1]} ends cannot be read now")
         return ends
-
-    async def _log_start(self, place: TopicPartition) -> int:
-        return await self._cluster.log_start(*place)
 
     async def keep(self, places: Collection[TopicPartition], again: bool = False) -> None:
         """Write those courses that have changed; ``again``: the others, too, before brokers forget them.

@@ -53,10 +53,11 @@ from isthmus_plugins.distribution.kept import (
 from isthmus_plugins.distribution.positions import Course, Given, PositionError
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
-from isthmus_plugins.distributor.changes import is_filled, lacks
-from isthmus_plugins.distributor.courses import AT_ONCE, Courses
+from isthmus_plugins.distributor.changes import is_distributed, is_filled, lacks
+from isthmus_plugins.distributor.courses import Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.parcels import Parcel, Prepared, beside_the_loop
+from isthmus_plugins.distributor.places import PLACES_AT_ONCE
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.distributor.refusals import Refusals
@@ -128,6 +129,8 @@ class Distributor:
         """By topic and partition: where the target's logs go on behind what they were given."""
         self._spread: set[TopicPartition] = set()
         """Partitions of which something went by its key in this term, to whichever partition of the target."""
+        self._filled = 0
+        """Of how many partitions a target that is new gets what was there, and those of which nobody knows."""
         self._not_read: dict[TopicPartition, Reason] = {}
         """Partitions of which nothing is given now."""
         self._looked: object = None
@@ -216,7 +219,7 @@ class Distributor:
         self._refusals.begin()
         self._keep_at = math.inf
         self._not_read = dict(self._courses.wrong)
-        await some_at_once(AT_ONCE, self._cut_where_read, list(self.courses))
+        await some_at_once(PLACES_AT_ONCE, self._cut_where_read, list(self.courses))
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
@@ -355,14 +358,19 @@ class Distributor:
         for name in kept_at.keys() & counts.keys():
             moved = {(name, each) for each in out_of_place(kept_at[name], counts[name])}
             self._uncommitted |= moved & self._given.keys()
-        found = await some_at_once(AT_ONCE, partial(self._position, given), places)
+        fills = self._document.began(self._leaf, self.level).fills
+        may_fill = {*self._courses.wrong, *(place for place, course in self.courses.items() if course.fill_until)}
+        self._filled = sum(is_distributed(self._document, topic) for topic, _ in may_fill) if fills else 0
+        found = await some_at_once(PLACES_AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)
-        fills = self._document.began(self._leaf, self.level).fills
-        for place, position in positions.items():
-            if fills and position == self.courses[place].current.start:
-                # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
+        for place, position in positions.items() if fills else ():
+            # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
+            known, said = self._given.get(place), Given(self.courses[place].current.term, position)
+            if known is None or known.given != said:
                 self._keep(place, position)
+            elif known.filled != self._filled:
+                self._keep(place, position, known.epoch)
         names = {topic for topic, _ in positions}
         with _asking(target):
             self._target_ends = await topic_ends(cluster, {name: range(counts[name]) for name in names})
@@ -448,16 +456,17 @@ class Distributor:
             raise found
         return found if found is not None and found.topic_id == self._courses.topic_ids[place] else None
 
-    def _keep(self, place: TopicPartition, position: int) -> None:
+    def _keep(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> None:
         """Have the target keep a position, with the next transaction."""
-        self._given[place] = self._kept(place, position)
+        self._given[place] = self._kept(place, position, epoch)
         self._uncommitted.add(place)
 
     def _kept(self, place: TopicPartition, position: int, epoch: int = UNKNOWN_EPOCH) -> KeptGiven:
         """A position as the target keeps it."""
         course = self.courses[place]
         given = Given(course.current.term, position)
-        return KeptGiven(given, self._courses.topic_ids[place], epoch, course.fill_until, place in self._spread)
+        spread, topic_id = place in self._spread, self._courses.topic_ids[place]
+        return KeptGiven(given, topic_id, epoch, course.fill_until, spread, self._filled)
 
     def _to_commit(self, kept: Mapping[TopicPartition, KeptGiven]) -> dict[TopicPartition, CommittedOffset]:
         """These and what is not committed yet, beside what is kept at the same partitions. Raises PositionError."""
@@ -698,14 +707,14 @@ class Distributor:
         """Have partitions wait that the target has refused, and the others go on."""
         now = asyncio.get_running_loop().time()
         for place, refusal in refused.items():
-            until, is_news = self._next[place], not self._refusals.one_batch(place)
+            until = self._next[place]
             self._go_back(place)
-            reason = self._refusals.hold(place, refusal, self.positions[place], until, now)
-            if reason is None:
+            held = self._refusals.hold(place, refusal, self.positions[place], until, now)
+            if held is None:
                 continue
-            self._not_read[place] = reason
+            self._not_read[place] = held.reason
             self._reads.leave_out(place)
-            if is_news:
+            if held.is_news:
                 more = {"level": self.level, "partition": f"{place[0]}-{place[1]}", "error": str(refusal.error)}
                 log.warning("partition is refused", extra=more)
 

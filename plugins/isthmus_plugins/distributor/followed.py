@@ -79,15 +79,20 @@ class Times(Following[Log]):
 
     committed = True
 
-    def __init__(self, context: PluginContext, header: str) -> None:
-        """``header``: of the copy flags."""
+    def __init__(self, context: PluginContext, header: str, prepare: Callable[[], Awaitable[None]]) -> None:
+        """``header``: of the copy flags. ``prepare`` the topic: it makes it where it lacks. Raises Waits."""
         super().__init__(context, "tree-times")
         self._header = header
+        self._prepare = prepare
         self.latest: dict[OffsetKey, GroupTime] = {}
         """What counts."""
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         return await self.only(TIMES_TOPIC)
+
+    async def _follow(self) -> None:
+        await self._prepare()  # somebody may have deleted it, or made another one, since it was followed last
+        await super()._follow()
 
     async def begin(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, Log]:
         self.latest = {}
@@ -99,25 +104,22 @@ class Times(Following[Log]):
                 key = read_key(record.key)
                 flags = [value for name, value in record.headers if name == self._header]
                 all_flags = read_flags(flags[0]) if flags else 0
-                if record.value is None:
-                    self.forget(key, origin_of(record.headers))
-                else:
-                    self.hear(key, GroupTime.of(record.value, all_flags))
+                said = None if record.value is None else GroupTime.of(record.value, all_flags)
+                self.hear(key, said, origin_of(record.headers))
             except (MalformedTime, FlagsError) as error:
                 log.warning("group's time not understood", extra={"offset": record.offset, "error": str(error)})
 
-    def hear(self, key: OffsetKey, said: GroupTime) -> None:
-        """What a record of the topic says."""
-        if counts(said, self.latest.get(key)):
-            self.latest[key] = said
+    def hear(self, key: OffsetKey, said: GroupTime | None, origin: str | None = None) -> None:
+        """What a record of the topic says.
 
-    def forget(self, key: OffsetKey, origin: str | None) -> None:
-        """The group has committed nothing at a cluster any more: what that one said is gone, and no other one's word.
-
-        ``origin``: None: nobody knows which.
+        None: the group has committed nothing any more at the cluster ``origin`` (None: nobody knows which): what that
+        one said is gone, and no other one's word.
         """
         known = self.latest.get(key)
-        if known is not None and origin in (None, known.origin):
+        if said is not None:
+            if counts(said, known):
+                self.latest[key] = said
+        elif known is not None and origin in (None, known.origin):
             del self.latest[key]
 
 

@@ -13,10 +13,10 @@ from typing import Final, Generic, TypeVar
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reads import REQUEST_BYTES, WAIT_MS, by_leader
-from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE
+from isthmus_plugins.distributor.reasons import MALFORMED_BATCH, SOURCE_UNAVAILABLE, Waits
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 from isthmus_protocol.transactions import AbortedTransactions
 
@@ -25,7 +25,6 @@ log = logging.getLogger("isthmus_plugins.distributor")
 LOOK_S: Final = 5.0
 """How often topics, and who leads them, are looked at."""
 RETRY_S: Final = 0.5
-STARTS_AT_ONCE: Final = 50
 
 
 class Log:
@@ -39,8 +38,8 @@ class Log:
         self.position = position
         """Where to go on."""
         self.until = position
-        """Where it ended in its leader's log when reading began, if what is not committed counts: the high watermark
-        of a new leader may be behind what was acked."""
+        """Where it ended in its leader's log when reading began: the high watermark of a new leader may be behind what
+        was acked, and so may be what is committed."""
         self.end: int | None = None
         """Up to where it can be read, as the broker said last."""
         self.read_at: float | None = None
@@ -102,20 +101,24 @@ class Following(Generic[L]):
                 await self._follow()
             except TopicsChanged:
                 continue
+            except Waits as waits:
+                self._wait(waits.reason)
             except (BrokerUnavailable, KafkaRefused) as error:
-                if self.waits is None:
-                    log.warning("logs not followed", extra={"lane": self._lane, "error": str(error)})
-                self.waits = Reason(SOURCE_UNAVAILABLE, str(error))
+                self._wait(Reason(SOURCE_UNAVAILABLE, str(error)))
             finally:
                 self._followed = False
                 self.logs = {}
             await asyncio.sleep(RETRY_S)
 
+    def _wait(self, reason: Reason) -> None:
+        if self.waits is None:
+            log.warning("logs not followed", extra={"lane": self._lane, "error": reason.message})
+        self.waits = reason
+
     async def _follow(self) -> None:
         topics = await self.topics()
         logs = await self.begin(topics)
-        if not self.committed:
-            await self._find_ends(logs)
+        await self._find_ends(logs)
         asked = by_leader(topics, {place: one.position for place, one in logs.items()})
         self.logs, self._followed, self.waits = logs, True, None
         try:
@@ -132,6 +135,8 @@ class Following(Generic[L]):
             if place not in ends:
                 raise BrokerUnavailable(f"where {place[0]}-{place[1]} ends cannot be read now")
             one.until = ends[place]
+            if one.position > one.until:  # it has lost its end: who knows what of it was wanted
+                one.begun = one.position = one.start
 
     async def _look(self, led: object) -> None:
         while True:
@@ -158,6 +163,8 @@ class Following(Generic[L]):
                         raise BrokerUnavailable(f"{place[0]}-{place[1]}: error {found.error_code}")
                     await self._found(place, logs[place], found)
                 for place, one in logs.items():
+                    if self.logs[place] is not one:
+                        continue  # it is read again from elsewhere
                     if one.broken is not None:
                         del asked[place]
                     elif one.end is not None and one.position >= max(one.end, one.until):
@@ -175,11 +182,7 @@ class Following(Generic[L]):
     async def log_starts(self, topics: Mapping[str, TopicInfo]) -> dict[TopicPartition, int]:
         """Where logs begin. Raises BrokerUnavailable, KafkaRefused."""
         places = [(name, partition) for name, info in topics.items() for partition in range(len(info.partitions))]
-
-        async def start(place: TopicPartition) -> int:
-            return await self._cluster.log_start(*place)
-
-        return dict(zip(places, await some_at_once(STARTS_AT_ONCE, start, places), strict=True))
+        return await log_starts(self._cluster, places)
 
     async def _found(self, place: TopicPartition, one: L, found: Fetched) -> None:
         one.start = found.log_start

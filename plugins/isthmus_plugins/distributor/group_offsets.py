@@ -56,7 +56,7 @@ class GroupOffsets:
         self.margin_ms = document.least_margin_ms
         """The least one of all groups."""
         self._commits = Commits(context, self._is_distributed)
-        self._times = Times(context, document.tree.header)
+        self._times = Times(context, document.tree.header, self._prepare)
         self._timestamps = Timestamps(context, self._topics, self._needed)
         self.distributor = OffsetDistributor(
             context, document, leaf, self._commits, self._times, self._timestamps, self._leaves
@@ -130,7 +130,6 @@ class GroupOffsets:
 
     async def _run(self) -> None:
         check_lease(self._context)
-        await self._prepare()
         await self.distributor.begin()
         try:
             async with asyncio.TaskGroup() as group:

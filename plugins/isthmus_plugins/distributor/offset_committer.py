@@ -16,7 +16,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRef
 from isthmus_plugins.distribution.group_times import GroupTime, unmarked, was_last_here
 from isthmus_plugins.distribution.times import NotSet, position_at
 from isthmus_plugins.distributor import reasons
-from isthmus_plugins.distributor.followed import Commits, Times, Timestamps
+from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
 from isthmus_plugins.distributor.later import Found, Later
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
@@ -37,6 +37,16 @@ _HAS_MEMBERS: Final = frozenset((UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_ME
 _REASONS: Final = {NotSet.NOT_REACHED: reasons.NOT_REACHED, NotSet.WENT_ON: reasons.WENT_ON}
 
 
+class There(NamedTuple):
+    """Where a log here has the first message that is later than what was said."""
+
+    later: Found
+    start: int
+    """Where the log begins."""
+    log: tuple[bytes, int]
+    """The topic's id, and the leader epoch: others may stand at its offsets when one of them is another."""
+
+
 class State(NamedTuple):
     """What has become of a time that another cluster said."""
 
@@ -47,6 +57,8 @@ class State(NamedTuple):
     """Monotonic seconds: when to look again, whatever is said."""
     position: int | None = None
     """Where it was set."""
+    log: tuple[bytes, int] | None = None
+    """In which one, as :class:`There` has it."""
 
 
 class OffsetCommitter:
@@ -81,7 +93,7 @@ class OffsetCommitter:
         due: dict[str, dict[OffsetKey, GroupTime]] = defaultdict(dict)
         for key, each in said.items():
             state = self.states.get(key)
-            if state is None or state.said != each or now >= state.again_at or self._is_deleted(key, state):
+            if state is None or state.said != each or now >= state.again_at or self._is_gone(key, state):
                 due[key.group][key] = each
         await some_at_once(GROUPS_AT_ONCE, self._set_some, due.items())
 
@@ -107,10 +119,15 @@ class OffsetCommitter:
     async def _set_some(self, due: tuple[str, Mapping[OffsetKey, GroupTime]]) -> None:
         await self._set(*due)
 
-    def _is_deleted(self, key: OffsetKey, state: State) -> bool:
-        """Whether retention took where a group was set: it would go on wherever its client resets to."""
+    def _is_gone(self, key: OffsetKey, state: State) -> bool:
+        """Whether what stood where a group was set may be gone: it would go on wherever its client resets to.
+
+        Retention took it, or the topic was made anew, or the log may have lost its end with its leader.
+        """
         one = self._timestamps.logs.get((key.topic, key.partition))
-        return one is not None and state.position is not None and state.position < one.start
+        if one is None or state.position is None:
+            return False
+        return state.position < one.start or state.log != _log(one)
 
     async def _set(self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool = False) -> None:
         try:
@@ -127,11 +144,11 @@ class OffsetCommitter:
         self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool
     ) -> dict[OffsetKey, State]:
         """What becomes of what is said. Raises BrokerUnavailable, KafkaRefused."""
+        first_later = await self._first_later(said)  # which may take a while, in which the group goes on
         found = await self._cluster.committed_offsets([group], stable=True)
         if group not in found:
             raise BrokerUnavailable(f"what group {group} has committed cannot be read now")
         has = found[group]
-        first_later = await self._first_later(said)
         own = self._commits.own(group)
         now = self._clock.monotonic()
         states: dict[OffsetKey, State] = {}
@@ -150,20 +167,20 @@ class OffsetCommitter:
                 if was_last_here(known.committed_ms, each):
                     states[key] = State(each, None, now + KEPT_AGAIN_S)
                     continue
-            if place not in first_later:
-                why = "the log here cannot be asked for times now"
-                states |= self._waits({key: each}, Reason(reasons.COMMIT_UNAVAILABLE, why))
+            there = first_later[place]
+            if isinstance(there, Reason):
+                states |= self._waits({key: each}, there)
                 continue
-            later, start = first_later[place]
+            later = there.later
             own_offset = None if itself is None else itself.offset
-            position = position_at(later.offset, start, own_offset, may_go_back=may_go_back)
+            position = position_at(later.offset, there.start, own_offset, may_go_back=may_go_back)
             if isinstance(position, NotSet):
                 states |= self._waits({key: each}, Reason(_REASONS[position], position.value))
                 continue
             new = CommittedOffset(position, each.marked())
             state = self.states.get(key)
             is_kept_again = state is not None and state.said == each and state.reason is None
-            states[key] = State(each, None, now + (0 if later.is_far else KEPT_AGAIN_S), position)
+            states[key] = State(each, None, now + (0 if later.is_far else KEPT_AGAIN_S), position, there.log)
             if committed != new or is_kept_again:
                 wanted[place] = new
         if wanted:
@@ -177,25 +194,39 @@ class OffsetCommitter:
                     self.set += has.get(place) != new
         return states
 
-    async def _first_later(self, said: Mapping[OffsetKey, GroupTime]) -> Mapping[TopicPartition, tuple[Found, int]]:
-        """By place: the first message that is later than what was said, and where the log begins."""
+    async def _first_later(self, said: Mapping[OffsetKey, GroupTime]) -> Mapping[TopicPartition, There | Reason]:
+        """By place: the first message that is later than what was said, or why that is not known now.
+
+        Raises BrokerUnavailable, KafkaRefused.
+        """
         times = {(key.topic, key.partition): each.time + 1 for key, each in said.items()}
         starts = await self._cluster.offsets_for_times(dict.fromkeys(times, EARLIEST))
         # What is negative asks for something else. Messages without a timestamp (-1) are earlier than all others.
         asked = {place: time for place, time in times.items() if time > 0}
         found = await self._cluster.offsets_for_times(asked) if asked else {}
-        first_later: dict[TopicPartition, tuple[Found, int]] = {}
+        first_later: dict[TopicPartition, There | Reason] = {}
         for place, time in times.items():
             one = self._timestamps.logs.get(place)
             if place not in starts or (time > 0 and place not in found) or one is None:
+                why = "the log here cannot be asked for times now"
+                first_later[place] = Reason(reasons.COMMIT_UNAVAILABLE, why)
                 continue
-            start = starts[place][0]
+            log, start = _log(one), starts[place][0]
             later = Found(start)
             if time > 0:
                 offset, _ = found[place]
-                later = Found(None) if offset < 0 else await self._later.first(place, one, time - 1, offset)
-            first_later[place] = (later, start)
+                try:
+                    later = Found(None) if offset < 0 else await self._later.first(place, one, time - 1, offset)
+                except (BrokerUnavailable, KafkaRefused) as error:  # no other log waits for this one
+                    first_later[place] = Reason(reasons.COMMIT_UNAVAILABLE, str(error))
+                    continue
+            first_later[place] = There(later, start, log)
         return first_later
+
+
+def _log(one: TimedLog) -> tuple[bytes, int]:
+    """As :class:`There` has it."""
+    return one.topic_id, one.leader_epoch
 
 
 def _reason(refused: Refused) -> Reason:

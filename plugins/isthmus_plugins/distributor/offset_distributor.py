@@ -40,8 +40,9 @@ from isthmus_protocol.records import PLAIN_HEADER
 log = logging.getLogger("isthmus_plugins.distributor")
 
 TICK_S: Final = 1.0
-AT_ONCE: Final = 200
-"""Records of a batch: each has an application's metadata, of 4 KB at most by default."""
+BATCH_BYTES: Final = 512 * 1024
+"""Of keys and values: brokers take a megabyte by default. An application's metadata may become six times as long as
+text of JSON."""
 KEPT_AT_ONCE: Final = 500
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
@@ -56,6 +57,16 @@ class Said(NamedTuple):
     times: Mapping[TopicPartition, int]
     partitions: Mapping[str, int]
     """By topic: of how many partitions."""
+
+
+class Reached(NamedTuple):
+    """What this cluster has said that it has reached at others, of a partition."""
+
+    topic_id: bytes
+    """Brokers forget what was said of a topic that is deleted."""
+    kept: KeptReached
+    at: float
+    """Monotonic seconds."""
 
 
 class OffsetDistributor:
@@ -78,6 +89,8 @@ class OffsetDistributor:
         self._margin_of = document.margin_of
         self._least_margin_ms = document.least_margin_ms
         self._leaf = leaf
+        self._since = {above.level: document.began(leaf, above.level).version for above in self._tree.above(leaf)}
+        """Since which version this cluster has a level. What is kept of one from before is of an earlier life."""
         self._commits = commits
         self._times = times
         self._timestamps = timestamps
@@ -90,8 +103,7 @@ class OffsetDistributor:
         """Clusters that do not answer, and why."""
         self._partitions: Mapping[str, int] = Counter()
         """By topic: how many this cluster has."""
-        self._kept: dict[TopicPartition, KeptReached] = {}
-        self._kept_at: dict[TopicPartition, float] = {}
+        self._reached: dict[TopicPartition, Reached] = {}
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -184,27 +196,23 @@ class OffsetDistributor:
             return
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
-        kept = await self._reached()
+        news = await self._news()
         batches = list(_batches(records, self._leaf, int(self._clock.time() * 1000)))
-        places = list(kept)
+        places = list(news)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
             some = places[first : first + KEPT_AT_ONCE]
             offsets = {
-                place: CommittedOffset(self._timestamps.logs[place].position, kept[place].metadata())
+                place: CommittedOffset(self._timestamps.logs[place].position, news[place].kept.metadata())
                 for place in some
                 if place in self._timestamps.logs
             }
             await self._transactions.commit(
                 {(TIMES_TOPIC, 0): batches} if batches and not first else {}, REACHED_GROUP, offsets
             )
-            self._kept |= {place: kept[place] for place in offsets}
-            self._kept_at |= dict.fromkeys(offsets, self._clock.monotonic())
+            self._reached |= {place: news[place] for place in offsets}
         self.sent += len(records)
         for key, said in records.items():
-            if said is None:
-                self._times.forget(key, self._leaf)
-            else:
-                self._times.hear(key, said)
+            self._times.hear(key, said, self._leaf)
         self._told_at |= dict.fromkeys(records, self._clock.monotonic())
 
     def _records(self) -> dict[OffsetKey, GroupTime | None]:
@@ -251,18 +259,20 @@ class OffsetDistributor:
             return None
         if one.read_at is None or one.least.last is None:
             return None
+        if commit.offset > max(one.position, one.end or 0):
+            return None  # the group has read something else: what this log holds, and will, is unread
         on_the_way = self._on_the_way(place, one.read_at)
         if on_the_way is None:
             return None
         unread = one.least.since(max(commit.offset, one.start))
         return time_to_send(unread, on_the_way, self._margin_of(key.group))
 
-    async def _reached(self) -> dict[TopicPartition, KeptReached]:
+    async def _news(self) -> dict[TopicPartition, Reached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
         levels = [above.level for above in self._tree.above(self._leaf)]
         settled = await self.settled(levels)
         now = self._clock.monotonic()
-        changed: dict[TopicPartition, KeptReached] = {}
+        changed: dict[TopicPartition, Reached] = {}
         for place, one in list(self._timestamps.logs.items()):
             if one.read_at is None or one.broken is not None:
                 continue
@@ -271,14 +281,22 @@ class OffsetDistributor:
                 for level in levels
                 if (level, *place, one.topic_id.hex()) in settled
             }
+            if any(offset > one.position for offset in upto.values()):
+                continue  # it is not read so far yet; or it lost its end, and what comes there is settled for nobody
             if upto and not one.covers(min(upto.values())):
                 self._timestamps.read_from(place, min(upto.values()))
                 continue
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
-            before = self._kept[place].times if place in self._kept else {}
-            is_due = any(moves_on(before.get(level), time, self._least_margin_ms) for level, time in times.items())
-            if times and (is_due or now - self._kept_at[place] > AGAIN_S):
-                changed[place] = KeptReached(times)
+            before = self._reached.get(place)
+            if times and (
+                before is None
+                or before.topic_id != one.topic_id
+                or now - before.at > AGAIN_S
+                or any(
+                    moves_on(before.kept.times.get(level), time, self._least_margin_ms) for level, time in times.items()
+                )
+            ):
+                changed[place] = Reached(one.topic_id, KeptReached(times), now)
         return changed
 
     async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:
@@ -297,7 +315,8 @@ class OffsetDistributor:
                     kept = KeptCourse.of(committed.metadata)
                 except PositionError:
                     continue  # that level's distributor says so
-                settled[level, *place, kept.topic_id] = kept.course.settled
+                if kept.version >= self._since[level]:
+                    settled[level, *place, kept.topic_id] = kept.course.settled
         return settled
 
 
@@ -312,6 +331,14 @@ def _batches(records: Mapping[OffsetKey, GroupTime | None], leaf: str, now_ms: i
     written = [
         (key_of(key), None, gone) if said is None else (key_of(key), said.value(), ()) for key, said in records.items()
     ]
-    for first in range(0, len(written), AT_ONCE):
-        some = written[first : first + AT_ONCE]
-        yield encode_batch([Record(number, now_ms, *each) for number, each in enumerate(some)], PLAIN_HEADER)
+    some: list[Record] = []
+    left = BATCH_BYTES
+    for key, value, headers in written:
+        size = len(key) + len(value or b"")
+        if some and size > left:
+            yield encode_batch(some, PLAIN_HEADER)
+            some, left = [], BATCH_BYTES
+        some.append(Record(len(some), now_ms, key, value, headers))
+        left -= size
+    if some:
+        yield encode_batch(some, PLAIN_HEADER)

@@ -30,6 +30,14 @@ class _Held(NamedTuple):
     reason: Reason
 
 
+class Holding(NamedTuple):
+    """A partition waits."""
+
+    reason: Reason
+    is_news: bool
+    """It was not waiting, or being tried again."""
+
+
 class Refusals:
     """Of the target of one distributor."""
 
@@ -60,8 +68,8 @@ class Refusals:
         """Whether what the target refuses is looked for, batch by batch."""
         return place in self._held
 
-    def hold(self, place: TopicPartition, refusal: Refusal, position: int, until: int, now: float) -> Reason | None:
-        """Something from ``position`` to ``until`` is refused. Why the partition waits; None: smaller batches may go.
+    def hold(self, place: TopicPartition, refusal: Refusal, position: int, until: int, now: float) -> Holding | None:
+        """Something from ``position`` to ``until`` is refused. The partition waits; None: smaller batches may go.
 
         ``now``: by the loop's clock.
         """
@@ -76,7 +84,7 @@ class Refusals:
             TARGET_REFUSES_RECORDS, f"the target takes nothing from offset {position} on, and is asked again: {error}"
         )
         self._held[place] = _Held(now + for_s, for_s, one_batch_before, reason)
-        return reason
+        return Holding(reason, before is None)
 
     def due(self, now: float) -> list[TopicPartition]:
         """The partitions to try again now."""

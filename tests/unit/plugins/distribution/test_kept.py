@@ -36,11 +36,11 @@ def test_a_course_reads_as_it_was_written(course: Course, version: int, read: in
 
 
 @settings(deadline=None)
-@given(TERMS, OFFSETS, st.integers(-1, 2**31), OFFSETS, st.booleans())
+@given(TERMS, OFFSETS, st.integers(-1, 2**31), OFFSETS, st.booleans(), st.integers(0, 2**31))
 def test_what_was_given_reads_as_it_was_written(
-    term: Term, position: int, epoch: int, fill_until: int, spread: bool
+    term: Term, position: int, epoch: int, fill_until: int, spread: bool, filled: int
 ) -> None:
-    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch, fill_until, spread)
+    kept = KeptGiven(Given(term, position), TOPIC_ID, epoch, fill_until, spread, filled)
     assert read_given(3, *given_metadata(3, {3: kept})) == {3: kept}
     assert read_given(3, *given_metadata(3, {8: kept, 13: kept})) == {8: kept, 13: kept}
     assert read_given(3, *given_metadata(3, {3: kept, 8: kept})) == {3: kept, 8: kept}
@@ -64,7 +64,7 @@ def test_what_is_kept_beside_others_is_found_when_the_target_has_more_partitions
 
 def test_what_a_proxy_of_before_has_written_is_read() -> None:
     (given,) = read_given(0, 5, '{"term":[1,0],"topic_id":"","epoch":3}').values()
-    assert (given.given, given.fill_until, given.spread) == (Given(Term(1, 0), 5), 0, False)
+    assert given == KeptGiven(Given(Term(1, 0), 5), "", epoch=3)
     course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
     assert KeptCourse.of(course).digest == ""
 

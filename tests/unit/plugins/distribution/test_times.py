@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus_plugins.distribution.times import (
+    ENTRIES_MAX,
     MARGIN_MS,
     LeastTimestamps,
     NotSet,
@@ -42,6 +43,24 @@ def test_it_is_never_too_late_in_bounded_memory(timestamps: list[int], offset: i
     assert (found is None) == (exact is None)
     assert found is None or exact is None or found <= exact
     assert len(least._entries) <= entries_max
+
+
+def test_many_groups_are_looked_up_in_a_log_once_a_second() -> None:
+    class Counted(int):
+        compared = 0
+
+        def __gt__(self, other: int) -> bool:
+            Counted.compared += 1
+            return int(self) > other
+
+        def __le__(self, other: int) -> bool:
+            return not self > other
+
+    least = LeastTimestamps()
+    for offset in range(ENTRIES_MAX):
+        least.appended(offset, offset)
+    assert least.from_offset(Counted(ENTRIES_MAX - 1)) == ENTRIES_MAX - 1
+    assert Counted.compared < 20
 
 
 def test_an_hour_late_message_holds_the_time_back() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 
 from isthmus_plugins.cluster import TopicInfo, TopicPartition
-from isthmus_plugins.distributor.followed import Commits, Timestamps
+from isthmus_plugins.distribution.group_times import GroupTime, key_of
+from isthmus_plugins.distribution.kept import TIMES_TOPIC
+from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
 from isthmus_plugins.distributor.following import Following
-from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, OffsetKey
+from isthmus_protocol.records import BatchError, BatchHeader
 
 PLACE: TopicPartition = ("t-1", 0)
 
@@ -27,17 +30,21 @@ class World:
             self.partition.write_values(b"v", timestamp=1_000 + number)
         self.context: Any = FakeContext(self.cluster, FakeControl("c", random.Random(1)))
 
-    def timestamps(self) -> Timestamps:
+    def timestamps(self, follows: type[Timestamps] = Timestamps, position: int = 0) -> Timestamps:
         async def topics() -> Mapping[str, TopicInfo]:
             return await self.cluster.topics_named(["t-1"])
 
         async def needed() -> Mapping[TopicPartition, int]:
-            return {}
+            return {PLACE: position}
 
-        return Timestamps(self.context, topics, needed)
+        return follows(self.context, topics, needed)
 
     def commits(self) -> Commits:
         return Commits(self.context, lambda group: True)
+
+
+async def nothing_lacks() -> None:
+    """The topic of times is there."""
 
 
 def follow(following: Following[Any], test: Coroutine[Any, Any, None]) -> None:
@@ -71,6 +78,67 @@ def test_a_log_is_not_read_while_its_new_leader_does_not_give_all_that_was_acked
         one = timestamps.logs[PLACE]
         assert (one.position, one.least.since(2)) == (3, 1_002)
         assert timestamps.loaded
+
+    follow(timestamps, test())
+
+
+def test_what_is_committed_is_not_all_while_a_new_leader_does_not_give_all_that_was_acked() -> None:
+    """What a cluster said last of a group may be earlier than what it had said before."""
+    world = World()
+    partition = world.cluster.add_topic(TIMES_TOPIC).partitions[0]
+    key = OffsetKey("g", *PLACE)
+    for time in (2_000, 1_000):
+        partition.write_values(GroupTime(time, 0, "c2", "").value(), keys=[key_of(key)])
+    times = Times(world.context, "flags", nothing_lacks)
+
+    async def test() -> None:
+        partition.lag = 1
+        await asyncio.sleep(3)
+        assert times.latest[key].time == 2_000
+        assert not times.loaded
+        partition.lag = 0
+        await asyncio.sleep(3)
+        assert times.latest[key].time == 1_000
+        assert times.loaded
+
+    follow(times, test())
+
+
+def test_a_log_that_lost_its_end_is_read_from_its_start() -> None:
+    """What was settled, or read by groups, was behind that: no other log waits until that is known not to be so."""
+    world = World()
+    timestamps = world.timestamps(position=5)
+
+    async def test() -> None:
+        await asyncio.sleep(3)
+        assert timestamps.loaded
+        assert (timestamps.logs[PLACE].begun, timestamps.logs[PLACE].position) == (0, 3)
+
+    follow(timestamps, test())
+
+
+def test_a_log_that_is_to_be_read_again_and_cannot_be_is_shown() -> None:
+    """Somebody needs an earlier part of it, while a batch is looked at that nobody understands."""
+
+    class Read(Timestamps):
+        read_again = False
+
+        async def take(self, place: TopicPartition, one: TimedLog, batch: memoryview, header: BatchHeader) -> None:
+            if header.base_offset == 2:
+                if not self.read_again:
+                    self.read_again = True
+                    self.read_from(place, 0)
+                raise BatchError("it is malformed")
+            await super().take(place, one, batch, header)
+
+    world = World()
+    timestamps = world.timestamps(Read, 1)
+
+    async def test() -> None:
+        await asyncio.sleep(3)
+        assert timestamps.read_again
+        assert timestamps.logs[PLACE].position == 2
+        assert timestamps.broken is not None
 
     follow(timestamps, test())
 

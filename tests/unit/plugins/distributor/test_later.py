@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.partition_log import control_batch
 from support.records import PLAIN
 
 from isthmus_plugins.cluster import BrokerUnavailable, Fetched, FetchPartition
 from isthmus_plugins.distributor import later
 from isthmus_plugins.distributor.followed import TimedLog
-from isthmus_plugins.distributor.later import Found, Later
+from isthmus_plugins.distributor.later import Found, Later, Searched
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import read_header
 
@@ -26,6 +28,7 @@ class Log:
     def __init__(self, *batches: bytes) -> None:
         self.batches = batches
         self.asked: list[int] = []
+        self.asked_bytes: list[int] = []
         self.error_code = 0
         self.leader_epoch = 0
         self.end = 0
@@ -40,6 +43,7 @@ class Log:
     async def fetch(self, partitions: list[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
         (asked,) = partitions
         self.asked.append(asked.offset)
+        self.asked_bytes.append(bytes_max)
         assert asked.leader_epoch == self.leader_epoch
         end = self.end or read_header(self.batches[-1]).next_offset
         found = next((each for each in self.batches if read_header(each).next_offset > asked.offset), b"")
@@ -85,6 +89,37 @@ def test_what_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> Non
     far = [look(found, 8) for _ in range(9)]
     assert far == [Found(offset, is_far=True) for offset in range(1, 10)]
     assert first(found, 8) == 9
+
+
+def test_groups_at_different_times_hold_none_another_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes on from where it was, whoever was looked for in between."""
+    monkeypatch.setattr(later, "LOOK_BYTES_MAX", 1)
+    log: Any = Log(*(batch(offset, offset) for offset in range(30)))
+    found = Later(log)
+    for _ in range(20):
+        late, early = look(found, 18), look(found, 9)
+    assert (late, early) == (Found(19), Found(10))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=40), st.integers(0, 20), st.integers(1, 5))
+def test_what_is_known_of_earlier_times_is_known_of_later_ones(
+    known: list[tuple[int, int]], time: int, times_max: int
+) -> None:
+    exact, some = Searched(TOPIC_ID, 0), Searched(TOPIC_ID, 0)
+    for each in known:
+        exact.add(*each)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(later, "TIMES_MAX", times_max)
+            some.add(*each)
+    assert exact.offset(time) == max((offset for each, offset in known if each <= time), default=0)
+    assert some.offset(time) <= exact.offset(time)
+    assert len(some._known) <= times_max
+
+
+def test_a_batch_is_read_first_and_much_only_behind_it() -> None:
+    log: Any = Log(*(batch(offset, offset) for offset in range(3)))
+    assert first(Later(log), 1) == 2
+    assert log.asked_bytes == [later.FIRST_BYTES, later.READ_BYTES, later.READ_BYTES]
 
 
 def test_what_was_read_of_a_log_that_has_lost_its_end_since_counts_for_nothing() -> None:

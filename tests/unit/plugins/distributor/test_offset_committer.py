@@ -30,9 +30,9 @@ MARKERS_MS = BEGAN_MS + 3_600_000
 class World:
     """A cluster whose log has messages at even offsets, a second from each other, each followed by a marker."""
 
-    def __init__(self, messages: int = 20) -> None:
+    def __init__(self, messages: int = 20, partitions: int = 1) -> None:
         self.cluster = FakeCluster(random.Random(1))
-        self.partition = self.cluster.add_topic("t-1").partitions[0]
+        self.partition = self.cluster.add_topic("t-1", partitions).partitions[0]
         for number in range(messages):
             self.partition.write_values(b"v", timestamp=time_of(number))
             self.partition.write(
@@ -52,7 +52,8 @@ class World:
         self.timestamps = Timestamps(self.context, topics, needed)
         commits: Any = SimpleNamespace(loaded=True, follows=lambda group: True, own=lambda group: self.own)
         times: Any = SimpleNamespace(loaded=True, latest=self.said)
-        self.committer = OffsetCommitter(self.context, commits, times, self.timestamps, Later(self.cluster))
+        self.later = Later(self.cluster)
+        self.committer = OffsetCommitter(self.context, commits, times, self.timestamps, self.later)
 
     def say(self, time: int, committed_ms: int = 0) -> None:
         self.said[KEY] = GroupTime(time, committed_ms, "other", "its own", 8)
@@ -121,6 +122,77 @@ def test_a_group_whose_position_retention_took_is_set_again() -> None:
         await asyncio.sleep(1)
         await world.committer.tick()
         assert (world.position, world.reason) == (20, None)
+
+    world.run(test)
+
+
+def test_a_group_is_set_again_in_a_topic_that_was_made_anew() -> None:
+    """Brokers forget what was committed of the one before, and where its client resets to the end it would leave out
+    what it has not read."""
+    world = World()
+
+    async def test() -> None:
+        world.say(time_of(9))
+        await world.committer.tick()
+        assert world.position == 19
+        await world.cluster.delete_topic("t-1")
+        world.cluster.offsets.clear()
+        partition = world.cluster.add_topic("t-1").partitions[0]
+        partition.write_values(b"v", timestamp=time_of(8))
+        partition.write_values(b"v", timestamp=time_of(10))
+        await asyncio.sleep(10)
+        assert world.timestamps.loaded
+        await world.committer.tick()
+        assert (world.position, world.reason) == (0, None)
+
+    world.run(test)
+
+
+def test_a_log_that_cannot_be_read_keeps_none_of_the_group_s_others_waiting() -> None:
+    world = World(partitions=2)
+    other = OffsetKey("g", "t-1", 1)
+
+    async def test() -> None:
+        partition = world.cluster.partition("t-1", 1)
+        partition.write_values(b"v", timestamp=time_of(10))
+        search: Any = world.later
+        first = search.first
+
+        async def refused(place: TopicPartition, *asked: Any) -> Any:
+            if place == PLACE:
+                return await first(place, *asked)
+            raise BrokerUnavailable("t-1-1 cannot be read")
+
+        search.first = refused
+        world.say(time_of(9))
+        world.said[other] = world.said[KEY]
+        await world.committer.tick()
+        assert (world.position, world.reason) == (19, None)
+        reason = world.committer.states[other].reason
+        assert reason is not None
+        assert (reason.code, reason.message) == ("COMMIT_UNAVAILABLE", "t-1-1 cannot be read")
+
+    world.run(test)
+
+
+def test_a_group_that_commits_while_the_log_is_looked_at_is_not_set_back() -> None:
+    """It was here for a moment, and has gone again."""
+    world = World()
+
+    async def test() -> None:
+        search: Any = world.later
+        first = search.first
+
+        async def meanwhile(*asked: Any) -> Any:
+            found = await first(*asked)
+            world.own[KEY] = Commit(30, "", 150, 0)
+            world.commit(30)
+            return found
+
+        search.first = meanwhile
+        world.say(time_of(9), committed_ms=100)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (30, None)
 
     world.run(test)
 

@@ -34,8 +34,9 @@ TOPIC_ID: Final = bytes(16)
 class World:
     """A cluster of which all is read, with two partitions; it reaches what another cluster says."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         self.now = 0.0
+        self.topic_id = TOPIC_ID
         self.logs = {place: self.log() for place in PLACES}
         self.told: list[tuple[OffsetKey, GroupTime | None]] = []
         self.batches: list[bytes] = []
@@ -44,6 +45,7 @@ class World:
         self.cannot_be_asked: set[str] = set()
         self.on_commit: Callable[[], None] = lambda: None
         self.groups: dict[OffsetKey, Commit] = {}
+        self.settled = 10
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         context: Any = SimpleNamespace(cluster=self, clock=clock)
         commits: Any = SimpleNamespace(
@@ -51,12 +53,12 @@ class World:
         )
         timestamps: Any = SimpleNamespace(logs=self.logs)
         leaves: Any = SimpleNamespace(reached=self.other)
-        self.times = Loaded(context, "")
-        document = read_document(json.dumps(DOCUMENT))
+        self.times = Loaded(context, "", nothing_lacks)
+        document = read_document(json.dumps({**DOCUMENT, **more}))
         self.distributor = OffsetDistributor(context, document, "c1", commits, self.times, timestamps, leaves)
 
     def log(self) -> TimedLog:
-        one = TimedLog(TOPIC_ID, 0, 0, 0)
+        one = TimedLog(self.topic_id, 0, 0, 0)
         one.least.appended(9, 1_000_000)
         one.position, one.read_at, one.read_at_ms = 10, self.now, 2_000_000
         return one
@@ -77,8 +79,9 @@ class World:
         self.on_commit()
 
     async def committed_offsets(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        kept = KeptCourse(Course((Stretch(Term(1, 0), "c2", 0, 10),)), 1, TOPIC_ID.hex()).metadata()
-        settled = dict.fromkeys(PLACES, CommittedOffset(10, kept))
+        course = Course((Stretch(Term(1, 0), "c2", 0, self.settled),))
+        kept = KeptCourse(course, 1, self.topic_id.hex()).metadata()
+        settled = dict.fromkeys(PLACES, CommittedOffset(self.settled, kept))
         return {group: settled for group in groups if group not in self.cannot_be_asked}
 
     async def other(self, name: str) -> Any:
@@ -87,6 +90,10 @@ class World:
             return {group: dict.fromkeys(PLACES, CommittedOffset(0, kept)) for group in groups}
 
         return SimpleNamespace(committed_offsets=committed_offsets)
+
+
+async def nothing_lacks() -> None:
+    """The topic of times is there."""
 
 
 class Loaded(Times):
@@ -110,6 +117,20 @@ def test_what_a_cluster_has_reached_is_kept_before_it_counts_as_kept(monkeypatch
     assert world.kept.keys() == {*PLACES}
 
 
+def test_what_was_reached_of_a_topic_that_was_made_anew_is_said_at_once() -> None:
+    """Brokers have forgotten what was said of the one before, and other clusters wait for it."""
+    world = World(margin_ms=3_600_000, margins_ms={})
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+    world.kept.clear()
+    asyncio.run(world.distributor.tick())
+    assert not world.kept
+    world.topic_id = b"another topic id"
+    world.logs |= {place: world.log() for place in PLACES}
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+
+
 def test_what_is_settled_has_to_be_known_of_all_levels() -> None:
     """Else what was told of one of them would be taken back, and others would wait."""
     world = World()
@@ -117,6 +138,42 @@ def test_what_is_settled_has_to_be_known_of_all_levels() -> None:
     with pytest.raises(BrokerUnavailable, match="what group __isthmus_tree_courses_4 has committed cannot be read now"):
         asyncio.run(world.distributor.tick())
     assert world.kept == {}
+
+
+def test_what_was_settled_in_an_earlier_life_of_a_level_is_settled_for_nobody() -> None:
+    """Another cluster stood there once. To the one that is there now all of the log is still to come."""
+    added = {"c2": {"by": "c1", "version": 2}}
+    world = World(version=2, tree={"level": 4, "sides": ["c1", "c2"]}, added=added)
+    asyncio.run(world.distributor.tick())
+    assert world.kept == {}
+
+
+def test_a_log_that_lost_its_end_is_not_settled_up_to_where_it_ended() -> None:
+    """What comes in the place of what was lost is given to nobody yet."""
+    world = World()
+    world.settled = 11
+    asyncio.run(world.distributor.tick())
+    assert world.kept == {}
+    world.settled = 10
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {*PLACES}
+
+
+def test_a_group_that_has_committed_what_a_log_does_not_have_has_not_read_it_to_its_end() -> None:
+    """The log lost its end, or is another topic's by now."""
+    world = World()
+    key = OffsetKey("g-1", *PLACES[0])
+
+    async def test() -> None:
+        world.groups[key] = Commit(11, "", 500, 0)
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        assert not world.told
+        world.groups[key] = Commit(10, "", 501, 0)
+        await world.distributor.tick()
+        assert [each for each, _ in world.told] == [key]
+
+    asyncio.run(test())
 
 
 def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
@@ -146,6 +203,17 @@ def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     assert world.times.latest[key].origin == "c2"
 
 
+def test_no_batch_of_times_is_larger_than_brokers_take() -> None:
+    """Applications commit metadata of 4 KB, which as text of JSON is longer."""
+    world = World()
+    groups = [OffsetKey(f"g-1-{number}", *PLACES[0]) for number in range(300)]
+    world.groups |= dict.fromkeys(groups, Commit(10, "é" * 2_048, 500, 0))
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert [key for key, _ in world.told] == groups
+    assert max(map(len, world.batches)) < 1_000_000
+
+
 def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
     world = World()
     groups = [OffsetKey(name, *PLACES[0]) for name in ("g-1", "g-long-1")]
@@ -159,7 +227,7 @@ def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
 @pytest.mark.parametrize("moved", [True, False])
 def test_what_a_cluster_says_is_gone_hides_no_other_one_s_word(moved: bool) -> None:
     """A group moves from c1 to c2, and c1's brokers forget it, which the third cluster hears last."""
-    world, elsewhere = World(), Loaded(SimpleNamespace(cluster=None), "")  # type: ignore[arg-type]
+    world, elsewhere = World(), Loaded(SimpleNamespace(cluster=None), "", nothing_lacks)  # type: ignore[arg-type]
     key = OffsetKey("g-1", *PLACES[0])
 
     async def test() -> None:

@@ -235,9 +235,11 @@ def test_a_leaf_has_all_by_what_was_kept_last() -> None:
     document, cluster = proxy.document, proxy.clusters["c5"]
     group = given_group("c4", document.tree.level_between("c4", "c5"))
 
-    def keep(at: int, positions: dict[int, int]) -> None:
-        kept = {each: KeptGiven(Given(Term(2, 0), end), "", fill_until=9) for each, end in positions.items()}
-        cluster.offsets.setdefault(group, {})["t-1", at] = CommittedOffset(*given_metadata(at, kept))
+    def keep(at: int, positions: dict[int, int], topic: str = "t-1", filled: int = 0) -> None:
+        kept = {
+            each: KeptGiven(Given(Term(2, 0), end), "", fill_until=9, filled=filled) for each, end in positions.items()
+        }
+        cluster.offsets.setdefault(group, {})[topic, at] = CommittedOffset(*given_metadata(at, kept))
 
     def filled() -> bool:
         return asyncio.run(is_filled(cluster, document, "c5"))
@@ -246,6 +248,18 @@ def test_a_leaf_has_all_by_what_was_kept_last() -> None:
     keep(0, {0: 9, 1: 3})
     assert not filled()
     keep(1, {1: 9})
+    assert filled()  # of how many partitions was not said yet
+    for at in (0, 1):
+        keep(at, {at: 9}, filled=3)
+    assert not filled()
+    keep(0, {0: 3}, topic="t-2", filled=3)
+    assert not filled()
+    keep(0, {0: 9}, topic="t-2", filled=3)
+    assert filled()
+    # Where it was deleted at the cluster that fills, that one says so, and of the topic nothing new.
+    del cluster.offsets[group]["t-1", 1]
+    assert not filled()
+    keep(0, {0: 9}, filled=2)
     assert filled()
 
 
