@@ -60,9 +60,10 @@ test-matrix: $(VENV)/.ready  ## Equality over the full product of what a source'
 	ISTHMUS_MATRIX=full $(SUITE) matrix -n 2 tests/acceptance/test_equality_matrix.py
 
 test-faults: DEV = 1
-test-faults: $(VENV)/.ready  ## Random faults on real processes, ten minutes in each mode (ISTHMUS_[SYNC_]FAULTS_S, ISTHMUS_FAULTS_SEED)
+test-faults: $(VENV)/.ready  ## Random faults on real processes, ten minutes in each mode of links and trees (ISTHMUS_[SYNC_|TREE_]FAULTS_S, ISTHMUS_FAULTS_SEED)
 	ISTHMUS_FAULTS_S=$${ISTHMUS_FAULTS_S:-600} ISTHMUS_FAULTS_SEED=$${ISTHMUS_FAULTS_SEED:-$$(date +%s)} \
 	ISTHMUS_SYNC_FAULTS_S=$${ISTHMUS_SYNC_FAULTS_S:-600} ISTHMUS_LONG_CUT_S=$${ISTHMUS_LONG_CUT_S:-300} \
+	ISTHMUS_TREE_FAULTS_S=$${ISTHMUS_TREE_FAULTS_S:-600} \
 	    $(SUITE) all -s tests/faults
 
 test-failovers: DEV = 1

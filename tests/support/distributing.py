@@ -12,7 +12,7 @@ from typing import Any, Final
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
 from support.kafka import unique
-from support.links import Read, Side, until
+from support.links import WAIT_S, Read, Side, keep_logs, until
 
 PLUGINS: Final = {"plugins": {"enabled": ["reservation", "replication", "distribution"]}}
 HEADER: Final = "isthmus-copy-flags"
@@ -86,7 +86,7 @@ class Distributing:
 
         until("every level is distributed", distributing)
 
-    def wait_settled(self, topic: str) -> None:
+    def wait_settled(self, topic: str, timeout_s: float = WAIT_S) -> None:
         """Until everything in a topic was given, and is settled."""
 
         def settled() -> bool:
@@ -98,7 +98,7 @@ class Distributing:
                             return False
             return True
 
-        until("everything is settled", settled)
+        until("everything is settled", settled, timeout_s)
 
     def read(self, topic: str, partitions: int) -> dict[str, list[list[Read]]]:
         """By cluster and partition: the committed records, as its brokers have them."""
@@ -146,6 +146,7 @@ def distributing(
         try:
             yield Distributing(sides, directory)
         finally:
+            keep_logs(each for started in proxies.values() for each in started)
             for side in sides.values():
                 for proxy in side.proxies:
                     if proxy.running:

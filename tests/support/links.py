@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -116,7 +116,7 @@ class Side:
         if direct not in self._admins:
             servers = self.kafka.bootstrap_servers if direct else self.bootstrap
             # Of two threads at once the first one's stays: a client that is dropped fails what it was asked.
-            self._admins.setdefault(direct, AdminClient({"bootstrap.servers": servers}))
+            self._admins.setdefault(direct, AdminClient({"bootstrap.servers": servers, "log_level": 0}))
         return self._admins[direct]
 
     def create_topic(
@@ -430,6 +430,14 @@ def _extra(more: Mapping[str, Any]) -> dict[str, Any]:
     return extra
 
 
+def keep_logs(proxies: Iterable[ProxyProcess]) -> None:
+    """With ISTHMUS_TEST_LOGS proxies' logs are kept in that directory."""
+    if (keep := os.environ.get("ISTHMUS_TEST_LOGS")) is not None:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        for proxy in proxies:
+            (Path(keep) / f"{proxy.name}.log").write_text(proxy.log)
+
+
 @contextmanager
 def linked(
     a: KafkaCluster,
@@ -445,7 +453,7 @@ def linked(
 
     ``token``: a file for one of B's, which A leads topics by; without it, B takes links of its own machine.
 
-    With ISTHMUS_TEST_LOGS the proxies' logs are kept in that directory.
+    The proxies' logs may be kept: ``keep_logs``.
     """
     with ExitStack() as stack:
         sides = []
@@ -466,10 +474,7 @@ def linked(
         try:
             yield pair
         finally:
-            if (keep := os.environ.get("ISTHMUS_TEST_LOGS")) is not None:
-                Path(keep).mkdir(parents=True, exist_ok=True)
-                for proxy in (*pair.a.proxies, *pair.b.proxies):
-                    (Path(keep) / f"{proxy.name}.log").write_text(proxy.log)
+            keep_logs((*pair.a.proxies, *pair.b.proxies))
         try:
             pair.a.proxy.cli("link", "delete", pair.name)
         except Exception:

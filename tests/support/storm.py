@@ -1,5 +1,5 @@
-"""A link of real processes under random faults: writers that remember what was acknowledged, readers that never rest,
-and faults that kill, stop, cut, hold and restart. For ``tests/faults``.
+"""A link of real processes under random faults: writers that remember what was acknowledged (``at_work``), readers that
+never rest, and faults that kill, stop, cut, hold and restart. For ``tests/faults``.
 
 What holds at every time, and is checked in each round: the follower's log is a prefix of the source's; and when it
 is over: every acknowledged record is there, once, at the offset that its producer was told; transactions are whole or
@@ -9,33 +9,23 @@ not at all; readers of the follower saw each offset once, in order.
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from support.at_work import PARTITIONS, RECOVERY_S, AtWork, Client, Held, Idempotent, Transactions, Writer
 from support.clocks import apart, brokers_apart
 from support.kafka import unique
 from support.links import VERIFICATION, Linked, Read, relayed, sidecars, until, whole
 from support.relay import Relay
-
-PARTITIONS: Final = 2
-RATE: Final = 100
-"""Records a second of each producer."""
-BATCH: Final = 6
-"""Records of a transaction."""
-RECOVERY_S: Final = 60.0
-PATIENCE_MS: Final = 120_000
 
 
 class Scene:
@@ -77,148 +67,18 @@ def scene(
         yield Scene(pair, relay)
 
 
-# ---- writers ----
-
-
-@dataclass
-class Written:
-    """What one producer did, by value."""
-
-    acked: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """By partition and offset."""
-    somewhere: list[tuple[int, bytes]] = field(default_factory=list)
-    """Acked, too, by partition: nobody said where (of a batch that was sent again)."""
-    sent: int = 0
-    refused: list[KafkaError] = field(default_factory=list)
-
-    def ack(self, message: Message) -> None:
-        """A record was acked."""
-        partition, offset, value = message.partition(), message.offset(), message.value()
-        assert partition is not None
-        assert value is not None
-        if offset is None:
-            self.somewhere.append((partition, value))
-        else:
-            self.acked[partition, offset] = value
-
-
-class Writer(threading.Thread):
-    """A producer that writes until it is told to stop, and then waits for its answers."""
-
-    def __init__(self, kind: str, topic: str, bootstrap: str, **settings: Any) -> None:
-        super().__init__(name=f"writer-{kind}", daemon=True)
-        self.kind = kind
-        self.topic = topic
-        self.stopping = threading.Event()
-        self.written = Written()
-        self.failure: BaseException | None = None
-        self._settings = {
-            "bootstrap.servers": bootstrap,
-            "message.timeout.ms": PATIENCE_MS,
-            "linger.ms": 20,
-            "batch.num.messages": 20,
-            "reconnect.backoff.max.ms": 500,
-            "log_level": 0,
-            **settings,
-        }
-
-    def run(self) -> None:
-        try:
-            self.write()
-        except BaseException as error:
-            self.failure = error
-
-    def write(self) -> None:
-        producer = Producer(self._settings)
-        while not self.stopping.is_set():
-            self._send(producer, self._delivered)
-            producer.poll(1 / RATE)
-        assert producer.flush(PATIENCE_MS / 1000) == 0
-
-    def _send(self, producer: Producer, on_delivery: Callable[[KafkaError | None, Message], None]) -> bytes:
-        number = self.written.sent
-        self.written.sent += 1
-        value = b"%s-%d" % (self.kind.encode(), number)
-        producer.produce(self.topic, value, partition=number % PARTITIONS, on_delivery=on_delivery)
-        return value
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self.written.refused.append(error)
-        else:
-            self.written.ack(message)
-
-
-class Transactions(Writer):
-    """A transactional producer; its transactions commit or abort in turn."""
-
-    def __init__(self, kind: str, topic: str, bootstrap: str) -> None:
-        super().__init__(
-            kind, topic, bootstrap, **{"transactional.id": unique("storm-"), "transaction.timeout.ms": 120_000}
-        )
-        self.committed: list[list[bytes]] = []
-        self.aborted: list[list[bytes]] = []
-        self.unknown: list[list[bytes]] = []
-        """Neither: the producer could not find out. They must be whole, or not at all."""
-
-    def write(self) -> None:
-        producer: Producer | None = None
-        while not self.stopping.is_set():
-            values: list[bytes] = []
-            outcome = self.unknown
-            try:
-                if producer is None:
-                    producer = Producer(self._settings)
-                    producer.init_transactions(60)
-                producer.begin_transaction()
-                told: list[Message] = []
-
-                def delivered(error: KafkaError | None, message: Message, told: list[Any] = told) -> None:
-                    if error is None:
-                        told.append(message)
-
-                for _ in range(BATCH):
-                    values.append(self._send(producer, delivered))
-                    producer.poll(1 / RATE)
-                # An abort purges what is not sent; a coordinator that knows of no transaction refuses to end it.
-                producer.flush(PATIENCE_MS / 1000)
-                commit = (len(self.committed) + len(self.aborted)) % 3 != 2
-                self._retrying(producer.commit_transaction if commit else producer.abort_transaction)
-                outcome = self.committed if commit else self.aborted
-                for message in told:
-                    self.written.ack(message)
-            except KafkaException:
-                producer = None  # fenced, or fatal: the next one ends what this one began
-            if values:
-                outcome.append(values)
-        if producer is None:
-            Producer(self._settings).init_transactions(60)
-
-    @staticmethod
-    def _retrying(end: Callable[[float], None]) -> None:
-        while True:
-            try:
-                end(60)
-                return
-            except KafkaException as error:
-                if not error.args[0].retriable():
-                    raise
-
-
 # ---- readers ----
 
 
-class Reader(threading.Thread):
+class Reader(Client):
     """A consumer of the follower through its proxy: sees each offset once, in order."""
 
     def __init__(self, topic: str, bootstrap: str, isolation: str) -> None:
-        super().__init__(name=f"reader-{isolation}", daemon=True)
+        super().__init__(f"reader-{isolation}")
         self.topic = topic
         self.isolation = isolation
-        self.stopping = threading.Event()
         self.seen: dict[int, dict[int, bytes | None]] = defaultdict(dict)
         """By partition and offset."""
-        self.failure: BaseException | None = None
         self._settings = {
             "bootstrap.servers": bootstrap,
             "group.id": unique("storm-reader"),
@@ -229,13 +89,7 @@ class Reader(threading.Thread):
             "log_level": 0,
         }
 
-    def run(self) -> None:
-        try:
-            self._read()
-        except BaseException as error:
-            self.failure = error
-
-    def _read(self) -> None:
+    def work(self) -> None:
         consumer = Consumer(self._settings)
         consumer.assign([TopicPartition(self.topic, partition, 0) for partition in range(PARTITIONS)])
         last = dict.fromkeys(range(PARTITIONS), -1)
@@ -376,17 +230,14 @@ FAULTS: Final[dict[Fault, int]] = {
 # ---- the storm ----
 
 
-class Storm:
+class Storm(AtWork):
     """Writers and readers at work on one topic, and the log of what was done to them."""
 
     faults = FAULTS
 
     def __init__(self, scene: Scene, seed: int) -> None:
+        super().__init__(seed, scene.proxies)
         self.scene = scene
-        self.random = random.Random(seed)
-        self.seed = seed
-        self.log: list[str] = []
-        self._started = time.monotonic()
         pair = scene.pair
         name = unique("storm-")
         self.topic, self.follower = pair.local + name, pair.remote + name
@@ -400,35 +251,18 @@ class Storm:
         )
         pair.wait_state(self.follower, "Following", PARTITIONS - 1)
         servers = pair.a.bootstrap
-        self.plain = Writer("plain", self.topic, servers, **{"enable.idempotence": False, "acks": "all"})
-        self.idempotent = Writer("idempotent", self.topic, servers, **{"enable.idempotence": True})
-        self.transactions = [Transactions(f"transaction{number}", self.topic, servers) for number in range(2)]
-        self.writers: list[Writer] = [self.plain, self.idempotent, *self.transactions]
+        self.writers = [
+            Writer("plain", self.topic, servers, **{"enable.idempotence": False, "acks": "all"}),
+            Idempotent("idempotent", self.topic, servers),
+            *(Transactions(f"transaction{number}", self.topic, servers) for number in range(2)),
+        ]
         self.readers = [
             Reader(self.follower, pair.b.bootstrap, isolation) for isolation in ("read_committed", "read_uncommitted")
         ]
 
-    def note(self, line: str) -> None:
-        self.log.append(f"{time.monotonic() - self._started:7.1f} s  {line}")
-
-    def __enter__(self) -> Self:
-        for thread in (*self.writers, *self.readers):
-            thread.start()
-        until("everybody writes", lambda: all(writer.written.acked for writer in self.writers))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for thread in (*self.writers, *self.readers):
-            thread.stopping.set()
-        for thread in (*self.writers, *self.readers):
-            thread.join(PATIENCE_MS / 1000 + 30)
-        if error is not None:
-            error.add_note("\n".join([f"seed {self.seed}; what was done:", *self.log, *self._ends_of_logs()]))
-
-    def _ends_of_logs(self) -> list[str]:
-        return [f"proxy {proxy.name} said:\n{proxy.log[-3000:]}" for proxy in self.scene.proxies]
+    @property
+    def clients(self) -> Sequence[Client]:
+        return [*self.writers, *self.readers]
 
     def round(self) -> None:
         """One fault, or two at once; then the link comes back by itself, and what is there is the source's."""
@@ -467,11 +301,7 @@ class Storm:
 
     def check_now(self) -> None:
         """What has to hold while everybody is at work."""
-        for thread in (*self.writers, *self.readers):
-            if thread.failure is not None:
-                raise AssertionError(f"{thread.name} failed") from thread.failure
-        for writer in self.writers:
-            assert not writer.written.refused, writer.written.refused[0]
+        self.check_clients()
         verdicts = until("all is compared", self._compared, RECOVERY_S)
         assert len(verdicts) == PARTITIONS
         assert all(each["equal"] for each in verdicts), verdicts
@@ -485,12 +315,7 @@ class Storm:
     def finish(self) -> None:
         """Stop the writers, wait for the follower, and compare everything."""
         pair = self.scene.pair
-        for writer in self.writers:
-            writer.stopping.set()
-        for writer in self.writers:
-            writer.join(PATIENCE_MS / 1000 + 30)
-            assert not writer.is_alive(), f"{writer.name} does not end"
-        self.note("writers stopped")
+        self.stop_writers()
         ends = sum(pair.a.end(self.topic, partition) for partition in range(PARTITIONS))
         while (copied := self._copied()) < ends:  # on a busy machine it takes a while, but it goes on
             until(f"records are copied after {copied} of {ends}", lambda copied=copied: self._copied() > copied, 30)
@@ -499,7 +324,9 @@ class Storm:
         until("the link has all", self.has_all)
         self.check_now()
         uncommitted, committed = self._compare("read_uncommitted"), self._compare("read_committed")
-        self._check_writers(uncommitted, committed)
+        held = Held.of(uncommitted, committed)
+        for writer in self.writers:
+            writer.check(held)
         self._check_readers({"read_uncommitted": uncommitted, "read_committed": committed})
 
     def _compare(self, isolation: str) -> list[list[Read]]:
@@ -511,24 +338,6 @@ class Storm:
             assert ours == theirs
             found.append(ours)
         return found
-
-    def _check_writers(self, uncommitted: Sequence[Sequence[Read]], committed: Sequence[Sequence[Read]]) -> None:
-        at = {(index, read.offset): read.value for index, part in enumerate(uncommitted) for read in part}
-        somewhere = {(index, value) for (index, _), value in at.items()}
-        for writer in self.writers:
-            lost = writer.written.acked.items() - at.items()
-            assert not lost, f"{writer.kind}: acknowledged, and not there: {sorted(lost)[:5]}"
-            assert not (missing := set(writer.written.somewhere) - somewhere), missing
-        times = Counter(read.value for part in committed for read in part)
-        for number in range(self.idempotent.written.sent):
-            assert times[b"idempotent-%d" % number] == 1
-        for writer in self.transactions:
-            for values in writer.committed:
-                assert [times[value] for value in values] == [1] * len(values)
-            for values in writer.aborted:
-                assert not any(times[value] for value in values)
-            for values in writer.unknown:
-                assert {times[value] for value in values} in ({0}, {1}), "half a transaction"
 
     def _check_readers(self, expected: dict[str, list[list[Read]]]) -> None:
         for reader in self.readers:

@@ -181,7 +181,10 @@ class KafkaCluster:
         name = listener or self.spec.listeners[0]
         if name not in self.spec.listeners:
             raise EmbeddedKafkaError(f"there is no listener {name}, but {', '.join(self.spec.listeners)}")
-        return {broker_id: (self.spec.host, self.state.ports[broker_id][name]) for broker_id in self.spec.ids}
+        return {
+            broker_id: (self.spec.host, self.spec.advertised_port(name, broker_id, self.state.ports[broker_id][name]))
+            for broker_id in self.spec.ids
+        }
 
     @property
     def authority(self) -> Authority:

@@ -74,6 +74,8 @@ class ClusterSpec(BaseModel):
     host: str = "127.0.0.1"
     between_brokers: Reach | None = None
     """Where brokers and controllers talk to each other; else it is ``host``, too."""
+    advertised_ports: Mapping[str, tuple[int, ...]] = {}
+    """Of clients' listeners that are reached by way of others, such as relays: their ports, broker 1's first."""
     heap_mb: int = 256
     jvm_flags: tuple[str, ...] = ()
     """After our own, so they win: ``-XX:TieredStopAtLevel=4`` for benchmarks of throughput."""
@@ -93,6 +95,9 @@ class ClusterSpec(BaseModel):
             raise ValueError(f"there is no broker {', '.join(map(str, unknown))} to set anything for")
         if len(set(self.listeners)) != len(self.listeners) or not self.listeners:
             raise ValueError("name each listener once, and one at least")
+        for name, ports in self.advertised_ports.items():
+            if name not in self.listeners or len(ports) != self.brokers:
+                raise ValueError(f"advertised ports of {name}: one for each broker, of a listener that there is")
         if any(name.startswith("SASL") for name in self.listeners) and not self.security.users:
             raise ValueError("a SASL listener needs users")
         return self
@@ -129,6 +134,11 @@ class ClusterSpec(BaseModel):
         reach = self.between_brokers
         return self.host if reach is None or listener not in (INTERNAL, CONTROLLER) else reach.advertised
 
+    def advertised_port(self, listener: str, broker_id: int, port: int) -> int:
+        """By which a listener at ``port`` is reached."""
+        advertised = self.advertised_ports.get(listener)
+        return port if advertised is None else advertised[broker_id - 1]
+
     def port_names(self, broker_id: int) -> list[str]:
         """The listeners that a broker needs ports for, the main one first."""
         names: list[str] = list(self.listeners)
@@ -163,7 +173,8 @@ def broker_properties(
         "inter.broker.listener.name": spec.inter_broker,
         "listeners": ",".join(f"{name}://{spec.bind_host(name)}:{port}" for name, port in own.items()),
         "advertised.listeners": ",".join(
-            f"{name}://{spec.advertised_host(name)}:{port}" for name, port in client.items()
+            f"{name}://{spec.advertised_host(name)}:{spec.advertised_port(name, broker_id, port)}"
+            for name, port in client.items()
         ),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "log.dirs": str(directory / "data"),

@@ -130,3 +130,15 @@ def test_brokers_may_meet_elsewhere_than_clients() -> None:
     assert properties["inter.broker.listener.name"] == "INTERNAL"
     protocols = properties["listener.security.protocol.map"].split(",")
     assert sorted(protocols) == ["CONTROLLER:PLAINTEXT", "INTERNAL:PLAINTEXT", "PLAINTEXT:PLAINTEXT"]
+
+
+def test_a_listener_may_be_reached_by_way_of_others() -> None:
+    properties = properties_of(2, brokers=2, listeners=("PLAINTEXT", "SSL"), advertised_ports={"SSL": (7001, 7002)})
+    assert "SSL://127.0.0.1:7002" in properties["advertised.listeners"].split(",")
+    assert "7002" not in properties["listeners"]
+
+
+@pytest.mark.parametrize("advertised", [{"SSL": (7001, 7002)}, {"PLAINTEXT": (7001,)}])
+def test_of_such_a_listener_each_broker_has_a_port(advertised: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(EmbeddedKafkaError, match="one for each broker"):
+        KafkaCluster(brokers=2, advertised_ports=advertised)
