@@ -74,6 +74,7 @@ class OffsetDistributor:
         self._context = context
         self._cluster = context.cluster
         self._clock = context.clock
+        self._document = document
         self._tree = document.tree
         self._margin_of = document.margin_of
         self._least_margin_ms = document.least_margin_ms
@@ -185,7 +186,7 @@ class OffsetDistributor:
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
         kept = await self._reached()
-        batches = list(_batches(records, self._leaf, int(self._clock.time() * 1000)))
+        batches = list(self._batches(records, int(self._clock.time() * 1000)))
         places = list(kept)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
             some = places[first : first + KEPT_AT_ONCE]
@@ -257,6 +258,18 @@ class OffsetDistributor:
         unread = one.least.since(max(commit.offset, one.start))
         return time_to_send(unread, on_the_way, self._margin_of(key.group))
 
+    def _batches(self, records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
+        gone = ((ORIGIN_HEADER, self._leaf.encode()),)
+        written: list[tuple[bytes, bytes | None, tuple[tuple[str, bytes], ...]]] = []
+        for key, said in records.items():
+            topic = self._document.shared_name(self._leaf, key.topic)
+            assert topic is not None  # it is distributed
+            shared = key_of(key._replace(topic=topic))
+            written.append((shared, None, gone) if said is None else (shared, said.value(), ()))
+        for first in range(0, len(written), AT_ONCE):
+            some = written[first : first + AT_ONCE]
+            yield encode_batch([Record(number, now_ms, *each) for number, each in enumerate(some)], PLAIN_HEADER)
+
     async def _reached(self) -> dict[TopicPartition, KeptReached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
         levels = [above.level for above in self._tree.above(self._leaf)]
@@ -304,14 +317,3 @@ class OffsetDistributor:
 def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:
     """How many partitions there are, by topic."""
     return Counter(topic for topic, _ in places)
-
-
-def _batches(records: Mapping[OffsetKey, GroupTime | None], leaf: str, now_ms: int) -> Iterator[bytes]:
-    """``leaf``: the cluster that says it."""
-    gone = ((ORIGIN_HEADER, leaf.encode()),)
-    written = [
-        (key_of(key), None, gone) if said is None else (key_of(key), said.value(), ()) for key, said in records.items()
-    ]
-    for first in range(0, len(written), AT_ONCE):
-        some = written[first : first + AT_ONCE]
-        yield encode_batch([Record(number, now_ms, *each) for number, each in enumerate(some)], PLAIN_HEADER)
