@@ -61,6 +61,8 @@ class TreePlan(_Model):
     header: str
     topics: list[str]
     """Prefixes of those that are distributed."""
+    names: dict[str, str] = {}
+    """By cluster: what topics are called there; empty: the same everywhere."""
     exactly_once: bool
     leaf: str
     """What this cluster is called."""
@@ -103,6 +105,8 @@ class AppliedTree(_Model):
     blocked: list[str]
     """Why it cannot be applied yet; only a dry run says so, else it is refused."""
     topics: list[ComparedTopic]
+    names_unfit: list[str] = []
+    """Topics that this cluster has and others have no name for, by `names`: they are not distributed."""
     not_compared: dict[str, str]
     """Clusters that do not say which topics they have, and why."""
     plan: TreePlan

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import groups
 from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags
-from support.kafka import Clusters, unique
+from support.kafka import NOW_MS, Clusters, unique
 from support.links import Read, Side, sidecars, until, whole
 from support.power_loss import lose_end
 from support.raw_log import delete_records
@@ -298,6 +298,69 @@ def test_messages_go_by_their_keys_where_partition_counts_differ(two: Distributi
     # What was kept beside another partition is not left out when that one's goes on: the third got nothing since.
     kept = groups.committed(one, given_group("other", 4))
     assert {each for (name, at), found in kept.items() if name == topic for each in read_given(at, *found)} == {0, 1, 2}
+
+
+MARGIN_MS = 10_000
+
+
+@pytest.mark.one_in_ci("stories", of="a tree that changes")
+def test_clusters_call_the_same_topic_differently(two: Distributing) -> None:
+    """It is made at the other cluster by its name there; a group moves, and proxies are killed. What has no name there
+    stays.
+    """
+    one, other = two.sides.values()
+    names = {"one": f"{two.prefix}{{environment}}-{{topic}}", "other": f"{two.prefix}main-{{topic}}.{{environment}}"}
+    topics = {"one": f"{two.prefix}dev-orders", "other": f"{two.prefix}main-orders.dev"}
+    unfit, group = f"{two.prefix}scratch", unique("named-")
+    one.create_topic(topics["one"], PARTITIONS)
+    one.create_topic(unfit)
+    expected = [b"timed %d" % number for number in range(40)]
+    producer = one.producer(batch_num_messages=1)
+    for number, value in enumerate(expected):
+        producer.produce(topics["one"], value, partition=0, timestamp=NOW_MS - 3_600_000 + number * 500)
+    assert producer.flush(60) == 0
+    file = two.document(["one", "other"], names=names, groups=[group], margin_ms=MARGIN_MS)
+    assert one.proxy.cli("tree", "apply", str(file), "--dry-run")["names_unfit"] == [unfit]
+    (made,) = other.proxy.cli("tree", "apply", str(file), "--dry-run")["topics"]
+    assert (made["topic"], made["like"], made["partitions"]) == (topics["other"], "one", PARTITIONS)
+    two.apply(file)
+
+    def logs() -> dict[str, list[list[Read]]] | None:
+        found = {
+            name: [side.read(topics[name], each, direct=True, isolation="read_committed") for each in range(PARTITIONS)]
+            for name, side in two.sides.items()
+        }
+        values = [{each.value for reads in logs for each in reads} for logs in found.values()]
+        return found if all({*expected} <= each for each in values) else None
+
+    until("the other cluster has what was there", logs, interval_s=0.3)
+    groups.commit(one, group, {(topics["one"], 0): 30})
+    until("the group is set", lambda: groups.committed(other, group).keys() == {(topics["other"], 0)})
+    position, metadata = groups.committed(other, group)[topics["other"], 0]
+    read_on = [each.value for each in other.read(topics["other"], direct=True) if each.offset >= position]
+    assert read_on == expected[-len(read_on) :]
+    assert 28 <= len(read_on) <= 33  # from 10 s, and up to a tenth of that, before the 30th on; one more by a marker
+    assert metadata.startswith("isthmus-copy-flags=")
+
+    for number, side in enumerate((one, other)):
+        for name in two.sides:
+            expected += produce(two, name, topics[name], 1_000 * number, 200)
+        side.proxy.kill()
+        side.proxy.start()
+    expected += [each for name in two.sides for each in produce(two, name, topics[name], 5_000, 100)]
+    found = until("every message is on both clusters", logs, interval_s=0.3)
+    counted = {name: Counter(each.value for reads in of for each in reads) for name, of in found.items()}
+    assert counted["one"] == counted["other"] == Counter(expected)
+    until("all is settled", lambda: all(settled(two, topic) for topic in topics.values()))
+    places = {
+        name: [(each["topic"], each["reason_code"]) for each in two.levels(name)[4]["partitions"]] for name in topics
+    }
+    in_both = ("__isthmus_tree_times", None)
+    assert places["one"] == [in_both, *[(topics["one"], None)] * PARTITIONS, (unfit, "NAME_DOES_NOT_FIT")]
+    assert places["other"] == [in_both, *[(topics["other"], None)] * PARTITIONS]
+    renamed = {**names, "other": f"{two.prefix}{{topic}}.{{environment}}"}
+    with pytest.raises(ProxyFailed, match="other gets others by being taken out"):
+        one.proxy.cli("tree", "apply", str(two.document(["one", "other"], version=2, names=renamed)), "--dry-run")
 
 
 def settled(clusters: Distributing, topic: str) -> bool:

@@ -1,7 +1,8 @@
 """Distributors over clusters in memory that lose requests and answers, killed and taken over at any time.
 
 Every message gets to every cluster, in the order of its partition; once, where distributors produce in transactions, or
-nothing went wrong. A partition that a target takes nothing of for a while keeps no other one waiting.
+nothing went wrong. A partition that a target takes nothing of for a while keeps no other one waiting. In some of them
+clusters call the topic differently, and have others that have no name elsewhere.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from isthmus_plugins.distribution.document import TreeDocument, read_document, w
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
-from isthmus_plugins.distributor.reasons import TARGET_REFUSES_RECORDS, TOPIC_MISSING
+from isthmus_plugins.distributor.reasons import NAME_DOES_NOT_FIT, TARGET_REFUSES_RECORDS, TOPIC_MISSING
 
 SEEDS = 20
 TOPIC = "t-1"
+NAMES = {"a": "t-{kind}-{topic}", "b": "t-{topic}.{kind}", "c": "t-all-{topic}-{kind}"}
+TOPICS = {"a": "t-x-1", "b": "t-1.x", "c": "t-all-1-x"}
+UNFIT = "t-"
 LARGE = 2_000
 LIMIT = 1_500
 
@@ -45,7 +49,12 @@ class Grove:
         self.refuses = self.random.random() < 0.5
         if exactly_once is not None:
             names, self.exactly_once, self.kills, self.refuses = ["a", "b"], exactly_once, False, False
-        self.document = _document(["a", ["b", "c"]] if len(names) == 3 else ["a", "b"], self.exactly_once)
+        self.is_named = exactly_once is None and random.Random(f"names {seed}").random() < 0.4
+        self.topics = {name: TOPICS[name] if self.is_named else TOPIC for name in names}
+        """What each calls it."""
+        self.document = _document(
+            ["a", ["b", "c"]] if len(names) == 3 else ["a", "b"], self.exactly_once, self.is_named
+        )
         self.clusters = {name: TransactingCluster(f"id-{name}", self.random, (1, 2)) for name in names}
         self.partitions = dict.fromkeys(names, 2)
         if exactly_once is None and self.random.random() < 0.3:
@@ -53,7 +62,9 @@ class Grove:
         self.contexts: dict[asyncio.Task[None], Any] = {}
         for name, cluster in self.clusters.items():
             cluster.enforces_limits = True
-            cluster.add_topic(TOPIC, self.partitions[name])
+            cluster.add_topic(self.topics[name], self.partitions[name])
+            if self.is_named:
+                cluster.add_topic(UNFIT)
             cluster.trouble = 0.05 if self.kills else 0.0
         self.running: dict[tuple[str, int], list[asyncio.Task[None]]] = {}
         self.distributors: dict[tuple[str, int], Distributor] = {}
@@ -97,7 +108,7 @@ class Grove:
         count = self.random.randint(1, 3)
         key = f"{name}-{partition}".encode()  # of one key: they remain in one partition everywhere
         values = [b"%s %d %d" % (name.encode(), partition, len(made) + number) for number in range(count)]
-        log = self.clusters[name].partition(TOPIC, partition)
+        log = self.clusters[name].partition(self.topics[name], partition)
         if self.random.random() < 0.1:
             self.transactions += 1
             committed = self.random.random() < 0.5
@@ -127,15 +138,15 @@ class Grove:
                 self.set_limits(self.random.random() < 0.5)
 
     def set_limits(self, limited: bool) -> None:
-        for cluster in self.clusters.values():
-            cluster.found[TOPIC].configs = {"max.message.bytes": str(LIMIT)} if limited else {}
+        for name, cluster in self.clusters.items():
+            cluster.found[self.topics[name]].configs = {"max.message.bytes": str(LIMIT)} if limited else {}
 
     async def end(self) -> None:
         """Everything works again, until everything is everywhere."""
         self.set_limits(False)
-        for cluster in self.clusters.values():
+        for name, cluster in self.clusters.items():
             cluster.trouble = 0.0
-            for log in cluster.found[TOPIC].partitions:
+            for log in cluster.found[self.topics[name]].partitions:
                 log.lag = 0
         for place, tasks in self.running.items():
             if len(tasks) > 1:
@@ -157,12 +168,17 @@ class Grove:
         return True
 
     def read(self, name: str) -> list[list[bytes]]:
+        cluster, topic = self.clusters[name], self.topics[name]
         return [
-            [record.value or b"" for record in self.clusters[name].partition(TOPIC, partition).records(True).values()]
+            [record.value or b"" for record in cluster.partition(topic, partition).records(True).values()]
             for partition in range(self.partitions[name])
         ]
 
     def check(self) -> None:
+        for (name, _), distributor in self.distributors.items():
+            assert {topic for topic, _ in distributor.courses} == {self.topics[name]}
+            left_out = {place: reason.code for place, reason in distributor.left_out.items()}
+            assert left_out == ({(UNFIT, 0): NAME_DOES_NOT_FIT} if self.is_named else {})
         for name in self.clusters:
             found = self.read(name)
             counted = Counter(value for log in found for value in log)
@@ -183,13 +199,14 @@ async def _until(holds: Callable[[], bool], interval_s: float = 0.5) -> None:
         await asyncio.sleep(interval_s)
 
 
-def _document(tree: Any, exactly_once: bool) -> TreeDocument:
+def _document(tree: Any, exactly_once: bool, is_named: bool) -> TreeDocument:
     clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in "abc"}
     names = "abc" if len(tree[1]) > 1 else "ab"
     clusters = {name: clusters[name] for name in names}
-    return read_document(
-        json.dumps({"version": 1, "topics": ["t-"], "clusters": clusters, "tree": tree, "exactly_once": exactly_once})
-    )
+    document = {"version": 1, "topics": ["t-"], "clusters": clusters, "tree": tree, "exactly_once": exactly_once}
+    if is_named:
+        document["names"] = {name: NAMES[name] for name in names}
+    return read_document(json.dumps(document))
 
 
 @pytest.mark.parametrize("seed", seeds(SEEDS))

@@ -94,7 +94,7 @@ class Cluster:
         context: Any = SimpleNamespace(cluster=self, clock=self.clock, lease_deadline=float("inf"))
         self.read_times = 0
         self.followed_commits: Any = FollowedCommits(self)
-        self.followed_times = FollowedTimes(context, "", nothing_lacks)
+        self.followed_times = FollowedTimes(context, document, self.name, nothing_lacks)
         needed = [self._settled(above.level) for above in self.world.tree.above(self.name)]
         if PLACE in self.kept[GROUP]:
             needed.append(self.kept[GROUP][PLACE].offset)

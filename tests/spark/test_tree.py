@@ -32,12 +32,12 @@ SCHEMA: Final = (
 )
 
 
-def document(tree: Any, servers: dict[str, str], topics: Sequence[str] = ("orders-",)) -> dict[str, Any]:
+def document(tree: Any, servers: dict[str, str], topics: Sequence[str] = ("orders-",), **more: Any) -> dict[str, Any]:
     """As ``isthmus tree document`` prints it."""
     clusters = {
         name: {"cluster_id": f"{name}-0123456789012345678", "bootstrap_servers": each} for name, each in servers.items()
     }
-    text = json.dumps({"version": 1, "topics": list(topics), "clusters": clusters, "tree": tree})
+    text = json.dumps({"version": 1, "topics": list(topics), "clusters": clusters, "tree": tree, **more})
     return written(read_document(text))
 
 
@@ -158,6 +158,40 @@ def test_flags_that_cannot_be_read_and_ways_that_cannot_be(spark: SparkSession, 
     assert (row.finding, row.cluster, row.origin, row.messages, row.offset) == (c.REFUSED, "c1", "c1", 2, 5)
     ways = c.named([tuple(row) for row in c.ways(c.messages(found(spark, logs), ["c1"])).collect()], balanced)
     assert [row["path"] for row in ways if row["cluster"] == "c2"] == [None]
+
+
+NAMED: Final = {
+    "c1": "{tenant}-main-{topic}",
+    "c2": "{topic}.{tenant}",
+    "c3": "{tenant}-{topic}",
+    "c4": "x_{tenant}-{topic}.y",
+}
+
+
+def test_clusters_that_call_topics_differently(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    servers = {f"c{number}": f"b{number}:9092" for number in range(1, 5)}
+    path.write_text(json.dumps(document(BALANCED, servers, [""], names=NAMED)))
+    tree, distributed = read_tree(path), read_document(path.read_text())
+    for topic in ("acme-main-orders", "acme-orders", "orders.eu.acme", "x_a-b.y", "__acme-orders", "acme"):
+        for cluster in NAMED:
+            assert tree.shared_name(cluster, topic) == distributed.shared_name(cluster, topic), (topic, cluster)
+
+    called = {"c1": "acme-main-orders", "c2": "orders.acme", "c3": "acme-orders", "c4": "x_acme-orders.y"}
+    logs = {
+        cluster: [each | {"topic": called[cluster]} for each in records]
+        for cluster, records in logs_of(*everywhere(1), *everywhere(2)).items()
+    }
+    del logs["c3"][1]
+    copied = union(
+        [
+            c.copies(spark.createDataFrame(records, SCHEMA), cluster, HEADER, tree.names[cluster])  # type: ignore[type-var]
+            for cluster, records in logs.items()
+        ]
+    )
+    (row,) = c.counted_wrongly(c.messages(copied, list(tree.servers)), NOW_MS + 1000).collect()
+    assert (row.finding, row.cluster, row.origin, row.messages) == (c.MISSING, "c3", "c1", 1)
+    assert row.topic == "tenant=acme/topic=orders"
 
 
 # ---- two clusters ----

@@ -16,6 +16,8 @@
     tree: [[cluster-1, cluster-2], cluster-3]  # or, with levels: {level: 3, sides: [{level: 1, sides: [...]}, ...]}
     targets:
       cluster-3: {3: cluster-2}                # of its distributor of level 3; one of the other side by default
+    names:                                     # what topics are called, see `names`; the same everywhere by default
+      cluster-1: "{tenant}-prod-{topic}"       # and so for each cluster
     added:                                     # written by `tree document`: who fills clusters that came last
       cluster-3: {by: cluster-1, version: 2}
 
@@ -37,6 +39,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from isthmus_plugins.distribution.copy_flags import HEADER_NAME, LEVELS_MAX
+from isthmus_plugins.distribution.names import Names, Pattern
+from isthmus_plugins.distribution.names import problems as wrong_names
 from isthmus_plugins.distribution.targets import Targets, target_of, wrong_targets
 from isthmus_plugins.distribution.times import MARGIN_MS
 from isthmus_plugins.distribution.tree import Added, Change, Node, Subtree, Tree, TreeError, change
@@ -87,6 +91,7 @@ class _Document(_Section):
     tree: Any
     targets: dict[_Name, dict[_Level, _Name]] = Field(default_factory=dict)
     added: dict[_Name, _Added] = Field(default_factory=dict)
+    names: dict[_Name, Annotated[str, Field(max_length=1_000)]] = Field(default_factory=dict)
 
 
 class Began(NamedTuple):
@@ -112,6 +117,24 @@ class TreeDocument:
     """Leaves that came in the last version in which leaves came or went."""
     margins_ms: Mapping[str, int] = field(default_factory=dict)
     """By prefix of groups, where that is another one."""
+    names: Names | None = None
+    """What topics are called at each cluster; None: the same everywhere."""
+
+    def fits(self, leaf: str, topic: str) -> bool:
+        """Whether a topic of a cluster, of those that are distributed by their prefix, has a name for others."""
+        return self.names is None or self.names.fits(leaf, topic)
+
+    def has(self, leaf: str, topic: str) -> bool:
+        """Whether a topic is one of the tree's. ``leaf``: whose name for it that is."""
+        return topic.startswith(self.topics) and self.fits(leaf, topic)
+
+    def shared_name(self, leaf: str, topic: str) -> str | None:
+        """What all clusters write for a topic of one of them; None: it has no name for others."""
+        return topic if self.names is None else self.names.shared(topic, leaf)
+
+    def own_name(self, leaf: str, shared: str) -> str | None:
+        """What a cluster calls a topic for which all write that; None: nothing."""
+        return shared if self.names is None else self.names.own(shared, leaf)
 
     def margin_of(self, group: str) -> int:
         """How much earlier than what it has read a group that is distributed goes on elsewhere, in milliseconds."""
@@ -126,7 +149,8 @@ class TreeDocument:
     @cached_property
     def digest(self) -> str:
         """Of what clusters have to agree upon in a version: eight hexadecimal digits."""
-        drawn = json.dumps([self.tree.header, _written(self.tree.root)])
+        agreed = [self.tree.header, _written(self.tree.root), *([names] if (names := names_written(self)) else [])]
+        drawn = json.dumps(agreed, sort_keys=True)
         return hashlib.sha256(drawn.encode()).hexdigest()[:8]
 
     def began(self, leaf: str, level: int) -> Began:
@@ -165,11 +189,14 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         raise TreeError(
             [f"cluster {name} is not in the tree: put it beside another one, or out of `clusters`" for name in left]
         )
+    patterns = {leaf: Pattern(text) for leaf, text in document.names.items()}
+    names = Names(patterns) if patterns else None
     if problems := [
         *_overlapping("topics", document.topics),
         *_overlapping("groups", document.groups),
         *_wrong_margins(document),
         *_twice(document.clusters),
+        *(wrong_names(names, document.clusters, document.topics) if names is not None else ()),
     ]:
         raise TreeError(problems)
     if before is None and document.version > 1 and (left := list(_without_level(drawn))):
@@ -200,6 +227,7 @@ def read_document(text: str, before: Tree | None = None) -> TreeDocument:
         document.margin_ms,
         added,
         document.margins_ms,
+        names,
     )
 
 
@@ -229,11 +257,14 @@ def following(before: TreeDocument, after: TreeDocument, filling: Collection[str
     ``filling``: leaves that do not have all yet. Targets stay what they are by default, and a new leaf is nobody's but
     of the one that fills it. The same version again gets the same, whoever writes it.
     """
+    renamed = list(_renamed(before, after))
     if after.tree.version == before.tree.version:
+        if renamed:
+            raise TreeError(renamed)
         same = replace(after, targets={**before.targets, **after.targets}, added=before.added)
         return same, Change({}, ())
     changed = change(before.tree, after.tree, filling)
-    problems = [
+    problems = renamed + [
         f"clusters.{name}: it is cluster {before.clusters[name].cluster_id}, and stays that"
         for name, cluster in after.clusters.items()
         if name in before.clusters and cluster.cluster_id != before.clusters[name].cluster_id
@@ -267,6 +298,22 @@ def following(before: TreeDocument, after: TreeDocument, filling: Collection[str
     if problems:
         raise TreeError(problems)
     return replace(after, targets=targets, added=added), changed
+
+
+def _renamed(before: TreeDocument, after: TreeDocument) -> Iterator[str]:
+    """Clusters that stay and would call topics otherwise: positions are kept by names, and those would be others."""
+    was, now = (names_written(each) for each in (before, after))
+    version = before.tree.version
+    if bool(was) != bool(now):
+        has = "has" if was else "has no"
+        yield f"names: version {version} {has} names, and so have all that follow: positions are kept by topics' names"
+        return
+    for leaf, pattern in now.items():
+        if was.get(leaf, pattern) != pattern:
+            yield (
+                f"names.{leaf}: it is {was[leaf]!r} in version {version}, and stays that, as positions are kept by "
+                f"topics' names: {leaf} gets others by being taken out, and coming back as a new cluster"
+            )
 
 
 def _overlapping(of: str, prefixes: list[str]) -> Iterator[str]:
@@ -463,7 +510,13 @@ def written(document: TreeDocument) -> dict[str, Any]:
         "targets": targets,
         **_offsets_written(document),
         **({"added": added} if added else {}),
+        **({"names": names} if (names := names_written(document)) else {}),
     }
+
+
+def names_written(document: TreeDocument) -> dict[str, str]:
+    """Empty where topics are called the same everywhere."""
+    return {} if document.names is None else {leaf: each.text for leaf, each in document.names.patterns.items()}
 
 
 def _offsets_written(document: TreeDocument) -> dict[str, Any]:

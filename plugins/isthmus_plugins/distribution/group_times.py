@@ -3,7 +3,7 @@
 A record of the topic :data:`~isthmus_plugins.distribution.kept.TIMES_TOPIC`, which is compacted by key, and which
 distributors pass on like any other, with copy flags in a header:
 
-    key     group|topic|partition
+    key     group|topic|partition, the topic as all clusters write it (TreeDocument.shared_name)
     value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own};
             null: the group has committed nothing any more, at the cluster that a header names
 

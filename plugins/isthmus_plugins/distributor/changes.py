@@ -27,6 +27,7 @@ from isthmus_plugins.distribution.tree import Added
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.places import log_starts
 from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.distributor.renamed import LeafApi
 from isthmus_plugins.process import PluginContext
 
 SHOWN: Final = 5
@@ -47,7 +48,8 @@ def lacks(leaf: str, added: Added) -> str:
 
 
 async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> bool:
-    """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given.
+    """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given, by its
+    own names.
 
     Brokers forget what they keep of a topic that is deleted, so it is to be kept of as many partitions as it was said
     to be of. Where topics were deleted at the cluster that fills it, that is said anew of fewer ones.
@@ -60,7 +62,7 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
     kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
     try:
         for (topic, partition), each in found.items():
-            if is_distributed(document, topic):
+            if document.has(leaf, topic):
                 kept[topic] += read_given(partition, each.offset, each.metadata).items()
     except PositionError:
         return False
@@ -75,7 +77,7 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
 async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[str]:
     """What a leaf that comes has in topics of the tree already; empty: nothing, or it has begun since it came.
 
-    ``cluster``: that one. Raises BrokerUnavailable, KafkaRefused, PositionError.
+    ``cluster``: that one, by its own names. Raises BrokerUnavailable, KafkaRefused, PositionError.
     """
     since, version = document.added[leaf].version, document.tree.version
     groups = [courses_group(above.level) for above in document.tree.above(leaf)]
@@ -87,7 +89,7 @@ async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[s
     places = [
         (name, partition)
         for name, each in (await cluster.topics()).items()
-        if (is_distributed(document, name) and not each.internal) or (name == TIMES_TOPIC and document.groups)
+        if (document.has(leaf, name) and not each.internal) or (name == TIMES_TOPIC and document.groups)
         for partition in range(len(each.partitions))
     ]
     ends = await cluster.log_ends(places)
@@ -104,14 +106,20 @@ async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[s
     )
 
 
-def is_distributed(document: TreeDocument, topic: str) -> bool:
-    """Whether a topic is one of the tree's."""
-    return topic.startswith(document.topics)
+def distributed(document: TreeDocument, leaf: str, topics: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
+    """Those of a cluster's topics that are the tree's. ``leaf``: whose names they have."""
+    return {name: info for name, info in topics.items() if document.has(leaf, name) and not info.internal}
 
 
-def distributed(document: TreeDocument, topics: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
-    """Those of a cluster's topics that are the tree's."""
-    return {name: info for name, info in topics.items() if is_distributed(document, name) and not info.internal}
+def unfit(document: TreeDocument, leaf: str, topics: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
+    """Those of a leaf's own topics that would be distributed if they had such names as ``names`` says."""
+    if document.names is None:
+        return {}
+    return {
+        name: info
+        for name, info in topics.items()
+        if name.startswith(document.topics) and not document.fits(leaf, name) and not info.internal
+    }
 
 
 def _shortened(partitions: list[str]) -> list[str]:
@@ -126,7 +134,7 @@ class Changes:
         self._own = context.cluster
         self._document = document
         self._leaf = leaf
-        self._leaves = Leaves(context, document.clusters)
+        self._leaves = Leaves(context, document, leaf)
 
     async def close(self) -> None:
         """Close connections to other clusters."""
@@ -138,7 +146,7 @@ class Changes:
 
     async def _is_filled(self, leaf: str) -> bool:
         try:
-            return await is_filled(await self._cluster(leaf), self._document, leaf)
+            return await is_filled(await self._itself(leaf), self._document, leaf)
         except _SILENT:
             return False
 
@@ -171,10 +179,14 @@ class Changes:
         """What of this cluster is not known to be on all others; empty: nothing is. Raises PositionError too."""
         return await self._lacking(self._leaf, await self._kept(self._own, self._leaf))
 
-    async def _cluster(self, leaf: str) -> ClusterApi:
+    async def _itself(self, leaf: str) -> ClusterApi:
+        return self._own if leaf == self._leaf else await self._leaves.itself(leaf)
+
+    async def _cluster(self, leaf: str) -> LeafApi:
+        """A cluster, by this one's names."""
         return self._own if leaf == self._leaf else await self._leaves.reached(leaf)
 
-    async def _kept(self, cluster: ClusterApi, leaf: str) -> Kept:
+    async def _kept(self, cluster: LeafApi, leaf: str) -> Kept:
         """Of each level of a leaf: the courses of the topics that it has. Raises BrokerUnavailable, PositionError."""
         topics = await self._topics(cluster)
         groups = {courses_group(above.level): above.level for above in self._document.tree.above(leaf)}
@@ -187,9 +199,9 @@ class Changes:
             if topics
         }
 
-    async def _topics(self, cluster: ClusterApi) -> dict[str, int]:
+    async def _topics(self, cluster: LeafApi) -> dict[str, int]:
         """The topics of the tree that a cluster has, with their partitions."""
-        found = distributed(self._document, await cluster.topics())
+        found = distributed(self._document, self._leaf, await cluster.topics())
         return {name: len(each.partitions) for name, each in found.items()}
 
     def _behind(self, leaf: str, levels: Kept) -> Iterator[str]:

@@ -53,7 +53,7 @@ from isthmus_plugins.distribution.kept import (
 from isthmus_plugins.distribution.positions import Course, Given, PositionError
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.at_least_once import AtLeastOnce
-from isthmus_plugins.distributor.changes import is_distributed, is_filled, lacks
+from isthmus_plugins.distributor.changes import is_filled, lacks, unfit
 from isthmus_plugins.distributor.courses import Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.parcels import Parcel, Prepared, beside_the_loop
@@ -61,6 +61,7 @@ from isthmus_plugins.distributor.places import PLACES_AT_ONCE
 from isthmus_plugins.distributor.reads import OutOfRange, Read, Reads
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.distributor.refusals import Refusals
+from isthmus_plugins.distributor.renamed import LeafApi
 from isthmus_plugins.distributor.settling import Settling, is_of, topic_ends
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
@@ -76,6 +77,7 @@ KEPT_AGAIN_S: Final = 3_600.0
 """Positions that do not change are committed again: brokers forget those of groups without members, after a week."""
 GIVEN_BYTES: Final = 4 * 1024 * 1024
 """What one transaction gives, about."""
+TOO_LONG: Final = "its name would be none that a topic may have"
 UNKNOWN_EPOCH: Final = -1
 KEPT_S: Final = 0.1
 """After which time positions are committed where no transaction has them. If a distributor dies, what it gave since is
@@ -109,7 +111,7 @@ class Distributor:
         self.level = level
         self._chosen = chosen
         self._lane = f"tree-{level}"
-        self._leaves = Leaves(context, document.clusters)
+        self._leaves = Leaves(context, document, leaf)
         self._courses = Courses(self._cluster, document, leaf, level)
         self._settling = Settling(self._courses, self._leaves, document, level)
         self._target: Transactions | None = None
@@ -133,6 +135,8 @@ class Distributor:
         """Of how many partitions a target that is new gets what was there, and those of which nobody knows."""
         self._not_read: dict[TopicPartition, Reason] = {}
         """Partitions of which nothing is given now."""
+        self._unfit: Mapping[str, TopicInfo] = {}
+        """Topics that begin as those that are distributed, and for which other clusters have no name."""
         self._looked: object = None
         self._look_again_at = 0.0
         # What is shown.
@@ -158,7 +162,18 @@ class Distributor:
     @property
     def left_out(self) -> Mapping[TopicPartition, Reason]:
         """Partitions that are not distributed, or stand still; also those that are just being tried again."""
-        return {**self._refusals.reasons, **self._not_read}
+        return {**self._without_names(), **self._refusals.reasons, **self._not_read}
+
+    def _without_names(self) -> Mapping[TopicPartition, Reason]:
+        if not self._unfit:
+            return {}
+        assert self._document.names is not None
+        pattern = self._document.names.patterns[self._leaf].text
+        reason = Reason(
+            reasons.NAME_DOES_NOT_FIT,
+            f"its name is not such as {pattern}, so no other cluster has a name for it: have a topic with such a name",
+        )
+        return {(name, each): reason for name, info in self._unfit.items() for each in range(len(info.partitions))}
 
     @property
     def target(self) -> str:
@@ -239,7 +254,7 @@ class Distributor:
         added = self._document.added.get(target)
         if added is None or added.by == self._leaf:
             return
-        cluster = await self._leaves.reached(target)
+        cluster = await self._leaves.itself(target)
         with _asking(target):
             if not await is_filled(cluster, self._document, target):
                 raise Waits(reasons.TARGET_LACKS_MESSAGES, lacks(target, added))
@@ -248,10 +263,11 @@ class Distributor:
         """Those of this cluster that are distributed."""
         known = self._chosen()
         found = await self._cluster.topics()
+        self._unfit = unfit(self._document, self._leaf, found)
         return {
             name: info
             for name, info in found.items()
-            if (known is not None and name in known and not info.internal)
+            if (known is not None and name in known and name not in self._unfit and not info.internal)
             or (name == TIMES_TOPIC and self._document.groups)
         }
 
@@ -280,7 +296,7 @@ class Distributor:
     async def _hand_over(self, leaf: str, places: Sequence[TopicPartition], target: str) -> None:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
         cluster = await self._leaves.reached(leaf)
-        await self._transactions(cluster).begin()
+        await (await self._leaves.transactions(leaf, self._transactions)).begin()
         given, _ = await self._given_to(cluster, leaf)
         for place in places:
             at = await self._said(given, place)
@@ -298,7 +314,7 @@ class Distributor:
         return given_group(self._leaf, self.level)
 
     async def _given_to(
-        self, cluster: ClusterApi, leaf: str
+        self, cluster: LeafApi, leaf: str
     ) -> tuple[dict[TopicPartition, KeptGiven | PositionError], dict[str, dict[int, Collection[int]]]]:
         """What a leaf was given by this cluster at this level; by topic, at which of its partitions that stands.
 
@@ -325,7 +341,7 @@ class Distributor:
         with _asking(target):
             there = await self._topics_there(cluster, target, topics)
             self._looked = _seen(topics, there)
-            self._target = self._transactions(cluster)
+            self._target = await self._leaves.transactions(target, self._transactions)
             await self._target.begin()
             given, kept_at = await self._given_to(cluster, target)
         self._partitions = {name: len(topic.partitions) for name, topic in topics.items()}
@@ -335,15 +351,19 @@ class Distributor:
         places = [each for each in self.courses if each not in self._not_read]
         for place in places:
             if place[0] not in there:
+                name = self._leaves.name_there(target, place[0])
                 if self.courses[place].fills:
                     # What it was given of others would have it seem to be filled.
                     raise Waits(
                         reasons.TOPIC_MISSING,
-                        f"{target} is new, and has no topic {place[0]}, which it is to be filled with: create it "
-                        f"there, or apply the tree there again",
+                        f"{target} is new, and has no topic {name}, which it is to be filled with: create it there, "
+                        f"or apply the tree there again"
+                        if name is not None
+                        else f"{target} is new, and is to be filled with {place[0]}, {TOO_LONG}: delete it here",
                     )
                 self._not_read[place] = Reason(
-                    reasons.TOPIC_MISSING, f"{target} has no topic {place[0]}: create it there"
+                    reasons.TOPIC_MISSING,
+                    f"{target} has no topic {name}: create it there" if name is not None else f"at {target} {TOO_LONG}",
                 )
         places = [each for each in places if each not in self._not_read]
         ids = {name: topic.topic_id.hex() for name, topic in topics.items()}
@@ -360,7 +380,7 @@ class Distributor:
             self._uncommitted |= moved & self._given.keys()
         fills = self._document.began(self._leaf, self.level).fills
         may_fill = {*self._courses.wrong, *(place for place, course in self.courses.items() if course.fill_until)}
-        self._filled = sum(is_distributed(self._document, topic) for topic, _ in may_fill) if fills else 0
+        self._filled = sum(self._document.has(self._leaf, topic) for topic, _ in may_fill) if fills else 0
         found = await some_at_once(PLACES_AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
         await self._courses.keep(positions)
@@ -379,14 +399,14 @@ class Distributor:
         self.positions = positions
         return positions
 
-    async def _topics_there(self, cluster: ClusterApi, leaf: str, topics: Collection[str]) -> Mapping[str, TopicInfo]:
+    async def _topics_there(self, cluster: LeafApi, leaf: str, topics: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""
         there = await cluster.topics_named(topics)
         if there or not topics:  # else it distributes none of them, and says nothing of its version
             await self._check_version(cluster, leaf, topics)
         return there
 
-    async def _check_version(self, cluster: ClusterApi, leaf: str, topics: Collection[str]) -> None:
+    async def _check_version(self, cluster: LeafApi, leaf: str, topics: Collection[str]) -> None:
         """Whether a leaf has the same version of the tree: its own distributor of this level keeps it. Raises Waits."""
         group = courses_group(self.level)
         found = await cluster.committed_offsets([group])

@@ -9,6 +9,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.distribution.copy_flags import FlagsError, read_flags
+from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.group_times import GroupTime, MalformedTime, counts, origin_of, read_key, unmarked
 from isthmus_plugins.distribution.kept import TIMES_TOPIC
 from isthmus_plugins.distribution.times import LeastTimestamps
@@ -79,10 +80,14 @@ class Times(Following[Log]):
 
     committed = True
 
-    def __init__(self, context: PluginContext, header: str, prepare: Callable[[], Awaitable[None]]) -> None:
-        """``header``: of the copy flags. ``prepare`` the topic: it makes it where it lacks. Raises Waits."""
+    def __init__(
+        self, context: PluginContext, document: TreeDocument, leaf: str, prepare: Callable[[], Awaitable[None]]
+    ) -> None:
+        """``leaf``: what this cluster is called in the tree. ``prepare`` the topic: it makes it where it lacks. Raises
+        Waits."""
         super().__init__(context, "tree-times")
-        self._header = header
+        self._document = document
+        self._leaf = leaf
         self._prepare = prepare
         self.latest: dict[OffsetKey, GroupTime] = {}
         """What counts."""
@@ -102,7 +107,11 @@ class Times(Following[Log]):
         for record in decode_records(batch):
             try:
                 key = read_key(record.key)
-                flags = [value for name, value in record.headers if name == self._header]
+                topic = self._document.own_name(self._leaf, key.topic)
+                if topic is None:
+                    continue  # of other names than this tree's, or too long a one here: there is no such topic
+                key = key._replace(topic=topic)
+                flags = [value for name, value in record.headers if name == self._document.tree.header]
                 all_flags = read_flags(flags[0]) if flags else 0
                 said = None if record.value is None else GroupTime.of(record.value, all_flags)
                 self.hear(key, said, origin_of(record.headers))

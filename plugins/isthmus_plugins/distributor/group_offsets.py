@@ -50,13 +50,14 @@ class GroupOffsets:
         self._context = context
         self._cluster = context.cluster
         self._document = document
+        self._leaf = leaf
         self._levels = [above.level for above in document.tree.above(leaf)]
         self._chosen = chosen
-        self._leaves = Leaves(context, document.clusters)
+        self._leaves = Leaves(context, document, leaf)
         self.margin_ms = document.least_margin_ms
         """The least one of all groups."""
         self._commits = Commits(context, self._is_distributed)
-        self._times = Times(context, document.tree.header, self._prepare)
+        self._times = Times(context, document, leaf, self._prepare)
         self._timestamps = Timestamps(context, self._topics, self._needed)
         self.distributor = OffsetDistributor(
             context, document, leaf, self._commits, self._times, self._timestamps, self._leaves
@@ -95,7 +96,11 @@ class GroupOffsets:
     async def _topics(self) -> Mapping[str, TopicInfo]:
         known = self._chosen()
         found = await self._cluster.topics()
-        return {name: info for name, info in found.items() if known is not None and name in known and not info.internal}
+        return {
+            name: info
+            for name, info in found.items()
+            if known is not None and name in known and self._document.fits(self._leaf, name) and not info.internal
+        }
 
     async def _needed(self) -> Mapping[TopicPartition, int]:
         """The earliest offset of each partition that somebody has not read, or that is not settled."""

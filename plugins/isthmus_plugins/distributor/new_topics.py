@@ -12,7 +12,7 @@ from typing import Final
 from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, NewTopic, TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distributor.changes import distributed
+from isthmus_plugins.distributor.changes import distributed, unfit
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
@@ -33,7 +33,9 @@ class NewTopics:
         self._cluster: ClusterApi = context.cluster
         self._document = document
         self._leaf = leaf
-        self._leaves = Leaves(context, document.clusters)
+        self._leaves = Leaves(context, document, leaf)
+        self.unfit: list[str] = []
+        """Topics of this cluster whose names no other one can translate."""
         self.not_asked: dict[str, str] = {}
         """Clusters that do not say which topics they have, and why."""
 
@@ -46,7 +48,9 @@ class NewTopics:
 
         Raises BrokerUnavailable, KafkaRefused of this cluster.
         """
-        here = distributed(self._document, await self._cluster.topics())
+        found = await self._cluster.topics()
+        here = distributed(self._document, self._leaf, found)
+        self.unfit = sorted(unfit(self._document, self._leaf, found))
         there: dict[str, dict[str, TopicInfo]] = {}
         others = [leaf for leaf in self._document.tree.leaves if leaf != self._leaf]
         for leaf, found in zip(others, await asyncio.gather(*map(self._topics_of, others)), strict=True):
@@ -75,7 +79,7 @@ class NewTopics:
 
     async def _topics_of(self, leaf: str) -> dict[str, TopicInfo]:
         try:
-            return distributed(self._document, await (await self._leaves.reached(leaf)).topics())
+            return distributed(self._document, self._leaf, await (await self._leaves.reached(leaf)).topics())
         except (Waits, BrokerUnavailable, KafkaRefused) as error:
             self.not_asked[leaf] = str(error)
             return {}

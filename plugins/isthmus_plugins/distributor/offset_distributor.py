@@ -85,6 +85,7 @@ class OffsetDistributor:
         self._context = context
         self._cluster = context.cluster
         self._clock = context.clock
+        self._document = document
         self._tree = document.tree
         self._margin_of = document.margin_of
         self._least_margin_ms = document.least_margin_ms
@@ -197,7 +198,7 @@ class OffsetDistributor:
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
         news = await self._news()
-        batches = list(_batches(records, self._leaf, int(self._clock.time() * 1000)))
+        batches = list(self._batches(records, int(self._clock.time() * 1000)))
         places = list(news)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
             some = places[first : first + KEPT_AT_ONCE]
@@ -267,6 +268,23 @@ class OffsetDistributor:
         unread = one.least.since(max(commit.offset, one.start))
         return time_to_send(unread, on_the_way, self._margin_of(key.group))
 
+    def _batches(self, records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
+        gone = ((ORIGIN_HEADER, self._leaf.encode()),)
+        some: list[Record] = []
+        left = BATCH_BYTES
+        for key, said in records.items():
+            topic = self._document.shared_name(self._leaf, key.topic)
+            assert topic is not None  # it is distributed
+            shared, value = key_of(key._replace(topic=topic)), None if said is None else said.value()
+            size = len(shared) + len(value or b"")
+            if some and size > left:
+                yield encode_batch(some, PLAIN_HEADER)
+                some, left = [], BATCH_BYTES
+            some.append(Record(len(some), now_ms, shared, value, gone if said is None else ()))
+            left -= size
+        if some:
+            yield encode_batch(some, PLAIN_HEADER)
+
     async def _news(self) -> dict[TopicPartition, Reached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
         levels = [above.level for above in self._tree.above(self._leaf)]
@@ -323,22 +341,3 @@ class OffsetDistributor:
 def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:
     """How many partitions there are, by topic."""
     return Counter(topic for topic, _ in places)
-
-
-def _batches(records: Mapping[OffsetKey, GroupTime | None], leaf: str, now_ms: int) -> Iterator[bytes]:
-    """``leaf``: the cluster that says it."""
-    gone = ((ORIGIN_HEADER, leaf.encode()),)
-    written = [
-        (key_of(key), None, gone) if said is None else (key_of(key), said.value(), ()) for key, said in records.items()
-    ]
-    some: list[Record] = []
-    left = BATCH_BYTES
-    for key, value, headers in written:
-        size = len(key) + len(value or b"")
-        if some and size > left:
-            yield encode_batch(some, PLAIN_HEADER)
-            some, left = [], BATCH_BYTES
-        some.append(Record(len(some), now_ms, key, value, headers))
-        left -= size
-    if some:
-        yield encode_batch(some, PLAIN_HEADER)

@@ -14,7 +14,7 @@ from isthmus_control.model import DistributionTree
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.distribution.copy_flags import bit, mask
-from isthmus_plugins.distribution.document import TreeDocument, following, read_document, written
+from isthmus_plugins.distribution.document import TreeDocument, following, names_written, read_document, written
 from isthmus_plugins.distribution.plan import as_json, as_text, plan
 from isthmus_plugins.distribution.positions import PositionError
 from isthmus_plugins.distribution.targets import wrong_targets
@@ -102,7 +102,7 @@ class Operations:
         finally:
             if changes is not None:
                 await changes.close()
-        not_empty = await self._not_empty(document, changed.added)
+        not_empty = await self._not_empty(document, leaf, changed.added)
         if before is None and leaf in document.added and (here := await self._held_here(document, leaf)):
             not_empty[leaf] = here
             if not request.own_messages:
@@ -135,18 +135,19 @@ class Operations:
             not_empty=not_empty,
             blocked=blocked,
             topics=compared,
+            names_unfit=topics.unfit,
             not_compared=topics.not_asked,
             plan=self._plan(document, leaf),
         )
 
-    async def _not_empty(self, document: TreeDocument, added: Collection[str]) -> dict[str, list[str]]:
+    async def _not_empty(self, document: TreeDocument, own: str, added: Collection[str]) -> dict[str, list[str]]:
         """By other cluster that comes: what it holds. One that does not say is asked by its own proxy in any case."""
-        leaves = Leaves(self._context, document.clusters)
+        leaves = Leaves(self._context, document, own)
         found: dict[str, list[str]] = {}
         try:
             for leaf in added:
                 with suppress(Waits, BrokerUnavailable, KafkaRefused, PositionError):
-                    found[leaf] = await held(await leaves.reached(leaf), document, leaf)
+                    found[leaf] = await held(await leaves.itself(leaf), document, leaf)
         finally:
             await leaves.close()
         return {leaf: each for leaf, each in found.items() if each}
@@ -269,6 +270,7 @@ class Operations:
         return plan_of(
             as_json(document.tree, planned),
             topics=list(document.topics),
+            names=names_written(document),
             exactly_once=document.exactly_once,
             leaf=leaf,
             drawing=as_text(document.tree, planned),

@@ -6,13 +6,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, KafkaRefused, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import KeptCourse, courses_group
 from isthmus_plugins.distribution.positions import Ends, PositionError, Reports, Term
 from isthmus_plugins.distributor.courses import Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.distributor.renamed import LeafApi
 
 log = logging.getLogger("isthmus_plugins.distributor")
 
@@ -122,7 +123,7 @@ def is_of(kept: KeptCourse, document: TreeDocument) -> bool:
     return kept.version == document.tree.version and kept.digest in ("", document.digest)
 
 
-async def topic_ends(cluster: ClusterApi, topics: Mapping[str, Iterable[int]]) -> dict[str, Mapping[int, int]]:
+async def topic_ends(cluster: LeafApi, topics: Mapping[str, Iterable[int]]) -> dict[str, Mapping[int, int]]:
     """Where logs of another cluster end, by topic and partition. Raises BrokerUnavailable where one is not known."""
     places = [(name, partition) for name, partitions in topics.items() for partition in partitions]
     found = await cluster.log_ends(places)

@@ -90,6 +90,9 @@ def _applied(applied: dict[str, Any]) -> Iterator[str]:
         yield from _not_empty(leaf, held, leaf == plan["leaf"])
     for topic in applied["topics"]:
         yield from _compared(topic, would_be)
+    for name in applied["names_unfit"]:
+        pattern = plan["names"][plan["leaf"]]
+        yield f"topic {name} {would_be} left out: its name is not such as {pattern}"
     for leaf, why in applied["not_compared"].items():
         yield f"{leaf} does not say which topics it has: {why}"
     for why in applied["blocked"]:
@@ -161,6 +164,7 @@ def _shown(found: dict[str, Any], everything: bool) -> Iterator[str]:
             ("tree version", plan["version"]),
             ("this cluster", plan["leaf"]),
             ("topics", [f"{prefix_cell(each)}*" for each in plan["topics"]]),
+            *((f"names at {leaf}", pattern) for leaf, pattern in plan["names"].items()),
             ("exactly once", plan["exactly_once"]),
         ]
     )

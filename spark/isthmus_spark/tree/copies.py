@@ -1,8 +1,8 @@
 """Messages and their copies, told apart by all that is the same on every cluster.
 
 A *message* is what an application produced: a record without copy flags. Its copies have the same topic, key, value,
-timestamp and other headers. Records that are the same in all of that, produced on purpose, are counted: each cluster is
-to have as many.
+timestamp and other headers; where clusters call topics differently, a topic is the fields of its name. Records that are
+the same in all of that, produced on purpose, are counted: each cluster is to have as many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from isthmus_spark.tree.document import Tree
+from isthmus_spark.tree.document import Name, Tree
 
 FLAGS_BYTES: Final = 8
 UNREADABLE: Final = -1
@@ -36,8 +36,11 @@ _FINDING: Final = (
 """Of a message by its origin's partition and offset: the first one."""
 
 
-def copies(records: DataFrame, cluster: str, header: str) -> DataFrame:
-    """What the Kafka source read of a cluster, with headers: who has what, and with which flags."""
+def copies(records: DataFrame, cluster: str, header: str, name: Name | None = None) -> DataFrame:
+    """What the Kafka source read of a cluster, with headers: who has what, and with which flags.
+
+    ``name``: what topics are called there; None: the same everywhere.
+    """
     headers = f.coalesce("headers", f.array())
     ours = f.filter(headers, lambda each: each["key"] == header)
     others = f.filter(headers, lambda each: each["key"] != header)
@@ -53,13 +56,18 @@ def copies(records: DataFrame, cluster: str, header: str) -> DataFrame:
     )
     return records.select(
         f.lit(cluster).alias("cluster"),
-        "topic",
+        f.col("topic") if name is None else _shared(name).alias("topic"),
         f.sha2(content, 256).alias("identity"),
         f.when(f.size(ours) == 0, 0).when(readable, read).otherwise(UNREADABLE).alias("flags"),
         "partition",
         "offset",
         f.unix_millis("timestamp").alias("time"),
     )
+
+
+def _shared(name: Name) -> Column:
+    values = ((text, f.regexp_extract("topic", name.expression, group)) for text, group in name.shared)
+    return f.concat(*(part for text, value in values for part in (f.lit(text), value)))
 
 
 def _header(each: Column) -> Column:

@@ -57,19 +57,23 @@ def prove(
             name: stack.enter_context(Cluster(spark, servers, properties.get(name, {})))
             for name, servers in tree.servers.items()
         }
-        there = {name: _topics(cluster, topics) for name, cluster in clusters.items()}
-        names = sorted(set().union(*there.values()))
+        there = {name: _topics(tree, name, cluster) for name, cluster in clusters.items()}
+        prefixes = tuple(topics)
+        names = sorted({each for its in there.values() for each, topic in its.items() if topic[0].startswith(prefixes)})
         if not names:
             raise AuditError(f"no cluster of the tree has a topic that begins with {' or '.join(topics)}")
         frames, records = [], {}
         for name, cluster in clusters.items():
-            places: list[Place] = [(topic, number) for topic, count in there[name].items() for number in range(count)]
+            found = [there[name][each] for each in names if each in there[name]]
+            places: list[Place] = [(topic, number) for topic, count in found for number in range(count)]
             limits = cluster.limits(places, committed=True)
             records[name] = 0
             ranges = {place: (limit.start, limit.end) for place, limit in limits.items() if limit.start < limit.end}
             say(f"{name}: {len(places)} partitions, {sum(end - start for start, end in ranges.values()):,} offsets")
             if ranges:
-                frames.append(c.copies(read(spark, cluster, ranges, committed=True), name, tree.header))
+                frames.append(
+                    c.copies(read(spark, cluster, ranges, committed=True), name, tree.header, tree.names.get(name))
+                )
         lacking = [
             _finding(NO_TOPIC, topic, name) for topic in names for name, its in there.items() if topic not in its
         ]
@@ -98,8 +102,10 @@ def _proof(found: DataFrame, tree: Tree, records: dict[str, int], lacking: Rows,
         found.unpersist()
 
 
-def _topics(cluster: Cluster, prefixes: Sequence[str]) -> dict[str, int]:
-    return {name: count for name, count in cluster.topics().items() if name.startswith(tuple(prefixes))}
+def _topics(tree: Tree, name: str, cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """What a cluster has of the tree, by what is the same everywhere: the topics' names there, and partitions."""
+    named = ((tree.shared_name(name, topic), topic, count) for topic, count in cluster.topics().items())
+    return {shared: (topic, count) for shared, topic, count in named if shared is not None}
 
 
 def _rows(found: DataFrame) -> Rows:

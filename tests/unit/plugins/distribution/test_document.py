@@ -17,7 +17,7 @@ from isthmus_plugins.distribution.tree import Added, Change, TreeError, change
 NAMES = ("a", "b", "c", "d", "e")
 
 
-def text(tree: Any, names: tuple[str, ...] = NAMES[:3], **more: Any) -> str:
+def text(tree: Any, names: tuple[str, ...] = NAMES[:3], /, **more: Any) -> str:
     clusters = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": f"{name}-1:9092"} for name in names}
     return yaml.safe_dump({"version": 1, "topics": ["t-"], "clusters": clusters, "tree": tree, **more})
 
@@ -81,6 +81,47 @@ def test_prefixes_of_groups_may_have_margins_of_their_own() -> None:
         "margins_ms.xy: it is none of `groups` (x): a margin is that of a prefix as it stands there",
     )
     assert problems(text(["a", "b"], NAMES[:2], groups=["x"], margins_ms={"x": 0}))
+
+
+NAMED = {"a": "t-{topic}", "b": "t-x-{topic}"}
+
+
+def test_names_in_a_document() -> None:
+    found = read_document(text(["a", "b"], NAMES[:2], names=NAMED))
+    assert read_document(json.dumps(written(found))) == found
+    assert (found.has("a", "t-1"), found.has("b", "t-1"), found.has("b", "t-x-1")) == (True, False, True)
+    assert found.own_name("b", found.shared_name("a", "t-1") or "") == "t-x-1"
+    plain = read_document(text(["a", "b"], NAMES[:2]))
+    assert "names" not in written(plain)
+    assert (plain.names, plain.shared_name("a", "t-1"), plain.own_name("b", "t-1")) == (None, "t-1", "t-1")
+    assert found.digest != plain.digest
+    assert plain.digest == "2a262d7e"  # as it was before there were names: clusters have it in what they keep
+    assert problems(text(["a", "b"], NAMES[:2], names={"a": "{topic}"})) == (
+        "names has none of b: write what topics are called there, as for the other clusters",
+    )
+    (why,) = problems(text(["a", "b"], NAMES[:2], topics=["t-x"], names={"a": "t-{topic}", "b": "t-x-{topic}"}))
+    assert why.startswith("topics: names that begin so are of other topics at b than at a")
+
+
+def test_a_cluster_s_names_stay_what_they_are() -> None:
+    before = read_document(text(["a", "b"], NAMES[:2], names=NAMED))
+
+    def after(tree: Any, leaves: tuple[str, ...], version: int = 2, **more: Any) -> TreeDocument:
+        return following(before, read_document(text(tree, leaves, version=version, **more), before.tree))[0]
+
+    for version in (1, 2):
+        with pytest.raises(TreeError, match=r"names\.b: it is 't-x-\{topic\}' in version 1, and stays that"):
+            after(["a", "b"], NAMES[:2], version, names={**NAMED, "b": "t-y-{topic}"})
+        with pytest.raises(TreeError, match="names: version 1 has names, and so have all that follow"):
+            after(["a", "b"], NAMES[:2], version)
+    came = after([["a", "c"], "b"], NAMES[:3], names={**NAMED, "c": "t-{topic}-c"})
+    assert came.has("c", "t-1-c")
+    # One that was taken out may come back with others.
+    before = read_document(text(["a", "c"], ("a", "c"), names={"a": "t-{topic}", "c": "t-{topic}"}))
+    assert after(["a", ["b", "c"]], NAMES[:3], names={"a": "t-{topic}", "b": "t-y-{topic}", "c": "t-{topic}"})
+    before = read_document(text(["a", "b"], NAMES[:2]))
+    with pytest.raises(TreeError, match="names: version 1 has no names, and so have all that follow"):
+        after(["a", "b"], NAMES[:2], names=NAMED)
 
 
 def test_levels_have_room_between_them_by_default() -> None:

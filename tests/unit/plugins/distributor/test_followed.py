@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Coroutine, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 
 from isthmus_plugins.cluster import TopicInfo, TopicPartition
+from isthmus_plugins.distribution.document import read_document
 from isthmus_plugins.distribution.group_times import GroupTime, key_of
 from isthmus_plugins.distribution.kept import TIMES_TOPIC
 from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
@@ -18,6 +20,8 @@ from isthmus_protocol.offsets_log import OFFSETS_TOPIC, OffsetKey
 from isthmus_protocol.records import BatchError, BatchHeader
 
 PLACE: TopicPartition = ("t-1", 0)
+CLUSTERS = {name: {"cluster_id": f"id-{name}", "bootstrap_servers": "h:1"} for name in ("c1", "c2")}
+DOCUMENT = read_document(json.dumps({"version": 1, "topics": ["t-"], "clusters": CLUSTERS, "tree": ["c1", "c2"]}))
 
 
 class World:
@@ -89,7 +93,7 @@ def test_what_is_committed_is_not_all_while_a_new_leader_does_not_give_all_that_
     key = OffsetKey("g", *PLACE)
     for time in (2_000, 1_000):
         partition.write_values(GroupTime(time, 0, "c2", "").value(), keys=[key_of(key)])
-    times = Times(world.context, "flags", nothing_lacks)
+    times = Times(world.context, DOCUMENT, "c1", nothing_lacks)
 
     async def test() -> None:
         partition.lag = 1

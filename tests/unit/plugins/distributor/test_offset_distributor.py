@@ -35,6 +35,7 @@ class World:
     """A cluster of which all is read, with two partitions; it reaches what another cluster says."""
 
     def __init__(self, **more: Any) -> None:
+        """``more``: of the tree's document."""
         self.now = 0.0
         self.topic_id = TOPIC_ID
         self.logs = {place: self.log() for place in PLACES}
@@ -53,8 +54,8 @@ class World:
         )
         timestamps: Any = SimpleNamespace(logs=self.logs)
         leaves: Any = SimpleNamespace(reached=self.other)
-        self.times = Loaded(context, "", nothing_lacks)
         document = read_document(json.dumps({**DOCUMENT, **more}))
+        self.times = Loaded(context, document, "c1", nothing_lacks)
         self.distributor = OffsetDistributor(context, document, "c1", commits, self.times, timestamps, leaves)
 
     def log(self) -> TimedLog:
@@ -103,6 +104,12 @@ class Loaded(Times):
         nothing: Any = None
         for batch in batches:
             await self.take((TIMES_TOPIC, 0), nothing, memoryview(batch), read_header(batch))
+
+
+def hearing(leaf: str, **more: Any) -> Loaded:
+    """Another cluster's topic of times."""
+    context: Any = SimpleNamespace(cluster=None)
+    return Loaded(context, read_document(json.dumps({**DOCUMENT, **more})), leaf, nothing_lacks)
 
 
 def test_what_a_cluster_has_reached_is_kept_before_it_counts_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +234,7 @@ def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
 @pytest.mark.parametrize("moved", [True, False])
 def test_what_a_cluster_says_is_gone_hides_no_other_one_s_word(moved: bool) -> None:
     """A group moves from c1 to c2, and c1's brokers forget it, which the third cluster hears last."""
-    world, elsewhere = World(), Loaded(SimpleNamespace(cluster=None), "", nothing_lacks)  # type: ignore[arg-type]
+    world, elsewhere = World(), hearing("c2")
     key = OffsetKey("g-1", *PLACES[0])
 
     async def test() -> None:
@@ -271,3 +278,41 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
     else:
         with pytest.raises(Waits, match=f"something of {theirs} partitions of t-1, of which this cluster has 2"):
             distributor._on_the_way(("t-1", 0), read_at=6.0)
+
+
+def test_clusters_that_call_a_topic_differently_understand_each_other() -> None:
+    """They write the fields of its name; who has no such topic passes over it."""
+    named: dict[str, Any] = {"topics": [""], "names": {"c1": "{kind}-{topic}", "c2": "{topic}.{kind}"}}
+    world, elsewhere, without = World(**named), hearing("c2", **named), hearing("c2")
+    key = OffsetKey("g-1", *PLACES[1])
+    world.groups[key] = Commit(10, "", 500, 0)
+
+    async def test() -> None:
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        for gone in (False, True):
+            if gone:
+                del world.groups[key]
+                await world.distributor.tick()
+            for times in (elsewhere, without):
+                await times.take_all(world.batches)
+            assert elsewhere.latest.keys() == (set() if gone else {OffsetKey("g-1", "1.t", 1)})
+
+    asyncio.run(test())
+    assert [each.topic for each, _ in world.told] == ["kind=t/topic=1"] * 2
+    assert world.times.latest == {}
+
+
+def test_a_record_of_other_names_is_passed_over() -> None:
+    named = {"names": {"c1": "t-{topic}", "c2": "t-x-{topic}"}}
+    world, elsewhere = World(**named), hearing("c2", names={"c1": "t-{a}-{topic}", "c2": "t-{topic}-{a}"})
+    world.groups[OffsetKey("g-1", *PLACES[0])] = Commit(10, "", 500, 0)
+
+    async def test() -> None:
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        await elsewhere.take_all(world.batches)
+
+    asyncio.run(test())
+    assert len(world.told) == 1
+    assert elsewhere.latest == {}

@@ -375,3 +375,79 @@ def test_targets_are_chosen_at_run_time() -> None:
         with pytest.raises(OperationError, match=words):
             proxy.choose(cluster, level, leaf)
     assert proxy.choose("c1", 8, None).distributors[1].target == "c3"
+
+
+NAMED = {"c1": "t-{topic}", "c2": "t-x-{topic}", "c3": "t-{topic}.y", "c4": "t-{topic}", "c5": "t-{topic}-new"}
+
+
+def names(*leaves: str) -> dict[str, str]:
+    return {leaf: NAMED[leaf] for leaf in leaves}
+
+
+def test_clusters_call_topics_differently() -> None:
+    proxy = Proxy()
+    own, second, third = (proxy.clusters[name] for name in ("c1", "c2", "c3"))
+    own.add_topic("t-2", 4)
+    own.add_topic("t-" + "l" * 246)
+    second.add_topic("t-x-1", 3, {"retention.ms": "1000"})
+    second.add_topic("t-y-1")  # it has no name elsewhere
+    third.add_topic("t-2.y", 2)
+    tried = proxy.apply(dry_run=True, names=names(*FOUR[0], *FOUR[1]))
+    assert [(each.topic, each.like, each.partitions, each.elsewhere) for each in tried.topics] == [
+        ("t-1", "c2", 3, {}), ("t-2", None, 4, {"c3": 2}),
+    ]  # fmt: skip
+    assert (tried.topics[0].settings, tried.names_unfit, tried.plan.names) == (
+        {"retention.ms": "1000"}, [], names(*FOUR[0], *FOUR[1]),
+    )  # fmt: skip
+    proxy.apply(names=names(*FOUR[0], *FOUR[1]))
+    assert len(own.found["t-1"].partitions) == 3
+    other = Proxy("c2", proxy.clusters)
+    applied = other.apply(names=names(*FOUR[0], *FOUR[1]))
+    assert applied.names_unfit == ["t-y-1"]
+    assert [each.topic for each in applied.topics] == ["t-x-2"]  # the longest of c1 would be too long here
+    assert second.found.keys() == {"t-x-1", "t-x-2", "t-y-1"}
+    assert proxy.operations.document()["names"] == names(*FOUR[0], *FOUR[1])
+    assert proxy.operations.status().plan.names == names(*FOUR[0], *FOUR[1])
+    proxy.refused("INVALID", "names.c2: it is 't-x-", version=2, names={**names(*FOUR[0], *FOUR[1]), "c2": "t-{topic}"})
+    proxy.refused("INVALID", "names.c2: it is 't-x-", dry_run=True,
+                  names={**names(*FOUR[0], *FOUR[1]), "c2": "t-{topic}"})  # fmt: skip
+
+
+def test_clusters_with_names_of_their_own_come_and_go() -> None:
+    """What another cluster keeps and holds is looked for under its names."""
+    proxy = Proxy()
+    own_names = {"c1": "t-1", "c2": "t-x-1", "c3": "t-1.y", "c4": "t-1", "c5": "t-1-new"}
+    four = names(*FOUR[0], *FOUR[1])
+
+    def begin(*leaves: str, settled: int = 0) -> None:
+        for leaf in leaves:
+            proxy.clusters[leaf].begin(proxy.document, own_names[leaf], settled)
+
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic(own_names[name]).partitions[0].end = 5
+    proxy.apply(names=four)
+    begin("c1", "c2", "c4")
+    assert {why[:24] for why in proxy.apply(FIVE, version=2, dry_run=True, names=NAMED).blocked} == {
+        "c3 has not begun version"
+    }
+    begin("c1", "c2", "c3", "c4", settled=3)
+    tried = proxy.apply(THREE, version=2, dry_run=True, names=names("c1", "c2", "c4"))
+    assert tried.blocked == [
+        "c3: c1 writes to it at level 8: choose another target",
+        "c3: t-1-0: its log ends at 5, and is settled up to 3 at level 4",
+        "c3: t-1-0: its log ends at 5, and is settled up to 3 at level 8",
+    ]
+    proxy.clusters["c5"].add_topic("t-1-new").partitions[0].end = 1
+    assert proxy.apply(FIVE, version=2, names=NAMED).not_empty == {"c5": ["t-1-new-0 has offsets 0 to 0"]}
+    new = Proxy("c5", proxy.clusters)
+    with pytest.raises(OperationError, match="t-1-new-0 has offsets 0 to 0"):
+        new.apply_text(json.dumps(proxy.operations.document()))
+    del proxy.clusters["c5"].found["t-1-new"]
+    new.apply_text(json.dumps(proxy.operations.document()))
+    assert "t-1-new" in proxy.clusters["c5"].found
+    begin("c1", "c2", "c3", "c4", "c5")
+    proxy.clusters["c5"].fill(proxy.document, "t-1-new", 5, 9)
+    with pytest.raises(OperationError, match="is not known to have all yet"):
+        proxy.choose("c1", 8, "c5")
+    proxy.clusters["c5"].fill(proxy.document, "t-1-new", 9, 9)
+    assert proxy.choose("c1", 8, "c5").distributors[1].target == "c5"
