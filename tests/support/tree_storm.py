@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from isthmus.kafka.transactional_producer import TIMEOUT_MS
 from isthmus_bench.kafka import KafkaCluster, Security
 from isthmus_bench.kafka.settings import properties_text
 from isthmus_bench.proxies import ProxyProcess
@@ -38,6 +39,9 @@ FROM_OTHERS: Final = "SASL_PLAINTEXT"
 ONE_BY_ONE: Final = {"max.in.flight": 1}
 """Of producers: of what each has sent, a broker that was killed, and leads again, knows the last batch alone."""
 SETTLED_S: Final = 180.0
+AFTER_A_LOSS_S: Final = RECOVERY_S + TIMEOUT_MS / 1000 + 15
+"""A distributor of a cluster that is away may have left a transaction open, behind which nothing is read until the
+target's brokers abort it: they look every ten seconds."""
 LACKED_MIN: Final = 50
 """So many offsets at least have not been passed on by a cluster when it is lost."""
 
@@ -195,15 +199,15 @@ class TreeStorm(AtWork):
             time.sleep(self.random.uniform(0, 1.5))
         self.recover()
 
-    def recover(self) -> None:
+    def recover(self, within_s: float = RECOVERY_S) -> None:
         """Heal all, and see that it is well."""
         self.heal()
-        until("the tree is well again", self.is_well, RECOVERY_S)
+        until("the tree is well again", self.is_well, within_s)
         before = until("it says how far it is", self.positions)
         until(
             "every level gives more",
             lambda: all(position > before[level] for level, position in self.positions().items()),
-            RECOVERY_S,
+            within_s,
         )
         self.check_clients()
         sent = ", ".join(f"{writer.kind} {writer.written.sent}" for writer in self.writers)
@@ -285,7 +289,7 @@ class TreeStorm(AtWork):
             return sum(each["position"] for each in status["partitions"]) if ready else None
 
         before: int = until(f"it writes to {leaf}", position, RECOVERY_S)
-        until(f"{leaf} gets more", lambda: (position() or 0) > before, RECOVERY_S)
+        until(f"{leaf} gets more", lambda: (position() or 0) > before, AFTER_A_LOSS_S)
 
     @contextmanager
     def giving_up(self) -> Iterator[None]:
@@ -338,7 +342,7 @@ class TreeStorm(AtWork):
             self.note(f"version 2 of the tree, without {gone}")
             self.target = left
             self.gives_to(left)
-        self.recover()
+        self.recover(AFTER_A_LOSS_S)
 
     def finish(self) -> None:
         """Stop the producers, wait until everything is given and settled, and look at all that is there."""
