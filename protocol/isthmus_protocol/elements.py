@@ -22,7 +22,7 @@ class TooManyElements(MalformedFrame):
     """A message has more elements than its reader takes on."""
 
 
-class _Bound:
+class Bound:
     """So many, and so many of them are left; ``each``, ``aside``: see :class:`at_most`."""
 
     __slots__ = ("aside", "each", "elements", "left")
@@ -32,8 +32,25 @@ class _Bound:
         self.each = each
         self.aside = aside
 
+    def begin(self) -> None:
+        """A message is read from its beginning."""
+        if self.each:
+            self.left = self.elements
 
-_bound: Final[ContextVar[_Bound | None]] = ContextVar("elements", default=None)
+    def charge(self, count: int) -> None:
+        """So many come. Raises TooManyElements."""
+        self.left -= count
+        if self.left < 0:
+            raise TooManyElements(f"more than {self.elements} elements")
+
+    def charge_numbers(self, count: int) -> None:
+        """The same of plain numbers."""
+        self.charge(count // _NUMBERS_EACH)
+
+
+_bound: Final[ContextVar[Bound | None]] = ContextVar("elements", default=None)
+bound_here: Final = _bound.get
+"""Of whoever reads here; None: there is none. Asked once for a message where that is on the hot path."""
 
 
 class at_most:
@@ -43,7 +60,7 @@ class at_most:
     __slots__ = ("_before", "_inside")
 
     def __init__(self, elements: int, *, each: bool = False, aside: int | None = None) -> None:
-        self._inside = _Bound(elements, each, elements if aside is None else aside)
+        self._inside = Bound(elements, each, elements if aside is None else aside)
 
     def __enter__(self) -> None:
         self._before = _bound.set(self._inside)
@@ -69,19 +86,19 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
 def begin() -> None:
     """A message is read from its beginning."""
     bound = _bound.get()
-    if bound is not None and bound.each:
-        bound.left = bound.elements
+    if bound is not None:
+        bound.begin()
 
 
 def charge(count: int) -> None:
     """So many come. Raises TooManyElements."""
     bound = _bound.get()
-    if bound is not None and count > 0:
-        bound.left -= count
-        if bound.left < 0:
-            raise TooManyElements(f"more than {bound.elements} elements")
+    if bound is not None:
+        bound.charge(count)
 
 
 def charge_numbers(count: int) -> None:
     """The same of plain numbers."""
-    charge(count // _NUMBERS_EACH)
+    bound = _bound.get()
+    if bound is not None:
+        bound.charge_numbers(count)

@@ -38,7 +38,7 @@ from functools import cache
 from itertools import count
 from typing import Any, Protocol
 
-from isthmus_protocol.elements import begin, charge, charge_numbers
+from isthmus_protocol.elements import bound_here
 from isthmus_protocol.schema import (
     EntitySpec,
     FieldSpec,
@@ -225,9 +225,7 @@ class _LocatorCompiler(_Lines):
             "struct_error": struct.error,
             "unpack_from": struct.unpack_from,
             "uvarint": read_uvarint,
-            "begin": begin,
-            "charge": charge,
-            "charge_numbers": charge_numbers,
+            "bound_here": bound_here,
             "check_tags": check_tags,
             "skip_tags": skip_tags,
             "ended": _ended,
@@ -238,6 +236,7 @@ class _LocatorCompiler(_Lines):
         # Fixed-size fields that no code was emitted for yet: (struct code, size, variable or None where it is skipped).
         self._run: list[tuple[str, int, str | None]] = []
         self._views_wanted = False
+        self._is_bounded = False
 
     def frame_function(self, api_key: int, version: int, kind: MessageKind, wants: tuple[Want, ...]) -> str:
         """The text of a function that starts at a frame's size prefix."""
@@ -261,21 +260,27 @@ class _LocatorCompiler(_Lines):
         return self._function(
             message_spec(api_key, version, kind),
             wants,
-            ["def locate(b, start=0):", "    begin()", "    p = start"],
+            ["def locate(b, start=0):", "    p = start"],
             "frame_ended(b, start, p)",
+            begins=True,
         )
 
     def entity_function(self, spec: EntitySpec, wants: tuple[Want, ...]) -> str:
         """The text of a function that starts at a struct, and gets where that must end at the latest."""
         self._depth = 2
-        return self._function(spec, wants, ["def locate(b, p, end):"], "ended(p, len(b), end)")
+        return self._function(spec, wants, ["def locate(b, p, end):"], "ended(p, len(b), end)", begins=False)
 
-    def _function(self, spec: EntitySpec, wants: tuple[Want, ...], head: list[str], ended: str) -> str:
+    def _function(self, spec: EntitySpec, wants: tuple[Want, ...], head: list[str], ended: str, begins: bool) -> str:
         result, _ = self._entity(spec, wants, behind=[])
         self._flush()
         body, self._lines, self._depth = self._lines, head, 1
         if self._views_wanted:
             self.line("m = memoryview(b)")
+        if self._is_bounded:
+            self.line("bound = bound_here()")
+            if begins:
+                self.line("if bound is not None:")
+                self.line("    bound.begin()")
         self.line("try:")
         self._lines += body or ["        pass"]
         self.line("except (IndexError, struct_error):")
@@ -418,7 +423,7 @@ class _LocatorCompiler(_Lines):
         self.line(f"if {length} > 0:")
         self._depth += 1
         self._check_count(length, _entity_bytes_min(spec))
-        self.line(f"charge({length})")
+        self._charge("charge", length)
         self.line("while True:")
         self._depth += 1
         self.line(f"{length} -= 1")
@@ -500,11 +505,11 @@ class _LocatorCompiler(_Lines):
         self._depth += 1
         self._check_count(length, _element_bytes_min(field, flexible))
         if field.wire is WireType.FIXED:
-            self.line(f"charge_numbers({length})")
+            self._charge("charge_numbers", length)
             self.line(f'{result} = list(unpack_from(">" + {field.code!r} * {length}, b, p))')
             self.line(f"p += {length} * {field.size}")
         else:
-            self.line(f"charge({length})")
+            self._charge("charge", length)
             self.line(f"for _ in range({length}):")
             self._depth += 1
             value = self._primitive(field, flexible, nullable=False)  # A nullable array is meant, not its elements.
@@ -569,7 +574,7 @@ class _LocatorCompiler(_Lines):
             self.line(f"p += {length} * {size}")
         else:
             self._check_count(length, _element_bytes_min(field, flexible))
-            self.line(f"charge({length})")
+            self._charge("charge", length)
             self.line(f"for _ in range({length}):")
             self._depth += 1
             if field.wire is WireType.ENTITY:
@@ -580,6 +585,11 @@ class _LocatorCompiler(_Lines):
             self._depth -= 1
         self._depth -= 1
         self._refuse_below_null(length, flexible)
+
+    def _charge(self, charge: str, length: str) -> None:
+        self._is_bounded = True
+        self.line("if bound is not None:")
+        self.line(f"    bound.{charge}({length})")
 
     def _skip_tags(self) -> None:
         self._flush()

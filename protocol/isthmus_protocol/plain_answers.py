@@ -12,13 +12,15 @@ every bit 0 in one and 1 in the other. What is equal in both is structure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import encode_response
 from isthmus_protocol.schema import ApiKey, message_spec
+
+T = TypeVar("T")
 
 PARTITIONS_MAX: Final = 64
 """Of a template. With more, a walk costs little for each."""
@@ -27,21 +29,18 @@ _Template = tuple[int, int]
 """Mask of the structure, and the structure."""
 
 
-Look = Callable[[bytes], bytes]
-"""Takes a whole response frame and returns one."""
-
-
-def pass_plain_produce(version: int) -> Callable[[Look], Look] | None:
-    """Wraps a function so that it only gets the Produce answers that may have something to look into.
+def pass_plain_produce(version: int, look: Callable[[bytes], bytes | T]) -> Callable[[bytes], bytes | T]:
+    """A function of whole response frames that only gets the Produce answers that may have something to look into.
 
     Those that report appends to one topic, and nothing else, come back as they are. Some that are plain may get
-    through to the function, no other one comes back. None for versions with topic names, whose length is not fixed.
+    through to the function, no other one comes back. Of versions with topic names, whose length is not fixed, it gets
+    all.
     """
     spec = message_spec(ApiKey.PRODUCE, version, "response")
     topic = next(field.entity for field in spec.fields if field.name == "responses")
     assert topic is not None
     if not any(field.name == "topic_id" for field in topic.fields):
-        return None
+        return look
     one, two = (_template(version, count) for count in (1, 2))
     smallest = _size(one)
     each = _size(two) - smallest
@@ -53,20 +52,17 @@ def pass_plain_produce(version: int) -> Callable[[Look], Look] | None:
         count += 1
         return _template(version, count) if not rest and 1 <= count <= PARTITIONS_MAX else None
 
-    def pass_plain(look: Look) -> Look:
-        def passed(frame: bytes) -> bytes:
-            template = templates.get(len(frame))
-            if template is not None:
-                return frame if number(frame, "big") & template[0] == template[1] else look(frame)
-            template = template_of(len(frame))
-            if template is None:
-                return look(frame)
-            templates[len(frame)] = template
-            return passed(frame)
+    def passed(frame: bytes) -> bytes | T:
+        template = templates.get(len(frame))
+        if template is not None:
+            return frame if number(frame, "big") & template[0] == template[1] else look(frame)
+        template = template_of(len(frame))
+        if template is None:
+            return look(frame)
+        templates[len(frame)] = template
+        return passed(frame)
 
-        return passed
-
-    return pass_plain
+    return passed
 
 
 def _size(template: _Template) -> int:

@@ -18,7 +18,7 @@ from isthmus_plugins.chain import Chain
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
 from isthmus_protocol.locate import Locator
-from isthmus_protocol.plain_answers import Look, pass_plain_produce
+from isthmus_protocol.plain_answers import pass_plain_produce
 from isthmus_protocol.schema import ApiKey
 
 WRITES: Final = frozenset(
@@ -188,10 +188,9 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
         return
     rewrite = addresses.rewriter(route.api_key, route.version)
     if rewrite is not None:
-        pass_plain = pass_plain_produce(route.version) if route.api_key == ApiKey.PRODUCE else None
-        look = _with_addresses(rewrite, address_map, pass_plain)
         answered = answered_by_size if route.api_key in _LISTING else answered_by_elements
-        route.on_response = partial(answered, look)
+        look: ResponseHook = partial(answered, _with_addresses(rewrite, address_map))
+        route.on_response = pass_plain_produce(route.version, look) if route.api_key == ApiKey.PRODUCE else look
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
             route.stream_response = partial(stream, address_map)
@@ -217,15 +216,11 @@ def _only_topic_end(version: int) -> Callable[[bytes, int], int | None]:
     return end
 
 
-def _with_addresses(
-    rewrite: Callable[[bytes, AddressMap], bytes],
-    address_map: AddressMap,
-    pass_plain: Callable[[Look], Look] | None,
-) -> Look:
+def _with_addresses(rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap) -> ResponseHook:
     def rewritten(frame: bytes) -> bytes:
         return rewrite(frame, address_map)
 
-    return rewritten if pass_plain is None else pass_plain(rewritten)
+    return rewritten
 
 
 def newer_api_versions_route() -> Route:

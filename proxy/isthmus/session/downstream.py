@@ -527,7 +527,7 @@ class Downstream(Peer):
                     self._know(route, key, given, data, position)
                 known_key, leave, heads, known_size, _ = self._known
             route.requests += 1
-            here = min(end, available)
+            here = end if end < available else available
             if route.tap is not None:
                 self._note(route, arrived, data[position : min(end, position + TAP_BYTES)])
                 if size > TAP_BYTES and route.acks is not None:
