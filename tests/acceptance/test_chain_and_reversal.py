@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from support import groups
 from support.kafka import unique
 from support.links import WAIT_S, Linked, Read, Side, linked, taking_transactions, until, whole
 
@@ -14,6 +15,8 @@ from isthmus_bench.proxies import ProxyFailed
 from isthmus_plugins.replication.operations.rings import LOOK_S
 
 pytestmark = pytest.mark.brokers
+
+OF_GROUPS = ("--type", "consumer-group", "--disable-transaction-verification")
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +48,24 @@ def reads(side: Side, topic: str) -> list[list[Read]]:
 
 @pytest.mark.one_in_ci("stories", of="chains and reversals")
 def test_a_chain(link: Linked) -> None:
-    """C follows B, which follows A, and A does not follow C as well."""
-    topic = unique("t")
+    """C follows B, which follows A, with groups, and A does not follow C as well."""
+    topic, group = unique("t"), unique("group")
     source, middle = link.local + topic, link.remote + topic
     link.a.create_topic(source)
     write(link.a, source, 1)
+    link.attach(group, group, *OF_GROUPS)
+    groups.commit(link.a, group, {(source, 0): 2}, "of before")
     with KafkaCluster(name="chain-c") as kafka, whole(kafka) as proxy:
         c = Side(kafka, [proxy])
         c.verify_transactions(False)
         name, ring, last = unique("b-to-c"), unique("c-to-a"), unique("last-") + "-"
         link.b.proxy.cli("link", "create", name, "--remote", proxy.link_address)
-        link.b.proxy.cli("link", "attach", name, "--local", link.remote, "--remote", last, "--role", "leader")
+        attach = ("link", "attach", name, "--role", "leader")
+        link.b.proxy.cli(*attach, "--local", link.remote, "--remote", last)
+        link.b.proxy.cli(*attach, "--local", group, "--remote", group, *OF_GROUPS)
         try:
+            here = last + topic, 0
+            until("C has what the group had read", lambda: groups.committed(c, group) == {here: (2, "of before")})
             write(link.a, source, 2)
             end = link.a.end(source)
             until("C has everything", lambda: last + topic in c.topics() and c.end(last + topic) == end)
@@ -67,6 +76,18 @@ def test_a_chain(link: Linked) -> None:
             verdict = next(each for each in report["partitions"] if each["topic"] == middle)
             assert verdict["equal"], verdict
 
+            with groups.member(link.a, group, source) as joined:
+                producer = link.a.producer(transactional_id=unique("tx"))
+                producer.init_transactions(30)
+                for offset, commits in ((4, True), (5, False)):
+                    producer.begin_transaction()
+                    producer.send_offsets_to_transaction([TopicPartition(source, 0, offset)], joined.group_metadata, 30)
+                    (producer.commit_transaction if commits else producer.abort_transaction)(30)
+            until("C has what a transaction committed", lambda: groups.offsets(c, group) == {here: 4})
+            with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+                groups.commit(c, group, {here: 9})
+            assert groups.offsets(c, group) == {here: 4}
+
             proxy.cli("link", "create", ring, "--remote", link.a.proxy.link_address)
             for side, *names in ((c, last, link.local, "leader"), (link.a, link.local, last, "follower")):
                 asked = ("--local", names[0], "--remote", names[1], "--role", names[2])
@@ -75,6 +96,7 @@ def test_a_chain(link: Linked) -> None:
             proxy.cli("link", "delete", ring)
         finally:
             link.b.proxy.cli("link", "delete", name)
+            link.a.proxy.cli("link", "detach", link.name, "--local", group, "--type", "consumer-group")
 
 
 @pytest.mark.suite("stories")
