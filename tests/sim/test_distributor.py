@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -40,15 +40,17 @@ LIMIT = 1_500
 class Grove:
     """Three clusters, or two, with all their distributors."""
 
-    def __init__(self, seed: int, exactly_once: bool | None = None) -> None:
-        """``exactly_once``: two clusters, and nothing goes wrong by itself."""
+    def __init__(self, seed: int, exactly_once: bool | None = None, names: Sequence[str] = ("a", "b")) -> None:
+        """``exactly_once``: clusters of these names, and nothing goes wrong by itself."""
         self.random = random.Random(f"distributors {seed}")
-        names = ["a", "b", "c"][: self.random.choice((2, 3))]
+        some = ["a", "b", "c"][: self.random.choice((2, 3))]
         self.exactly_once = self.random.random() < 0.6
         self.kills = self.random.random() < 0.7
         self.refuses = self.random.random() < 0.5
-        if exactly_once is not None:
-            names, self.exactly_once, self.kills, self.refuses = ["a", "b"], exactly_once, False, False
+        if exactly_once is None:
+            names = some
+        else:
+            self.exactly_once, self.kills, self.refuses = exactly_once, False, False
         self.is_named = exactly_once is None and random.Random(f"names {seed}").random() < 0.4
         self.topics = {name: TOPICS[name] if self.is_named else TOPIC for name in names}
         """What each calls it."""
@@ -58,7 +60,7 @@ class Grove:
         self.clusters = {name: TransactingCluster(f"id-{name}", self.random, (1, 2)) for name in names}
         self.partitions = dict.fromkeys(names, 2)
         if exactly_once is None and self.random.random() < 0.3:
-            self.partitions[self.random.choice(names)] = 3
+            self.partitions[self.random.choice(some)] = 3
         self.contexts: dict[asyncio.Task[None], Any] = {}
         for name, cluster in self.clusters.items():
             cluster.enforces_limits = True
@@ -66,6 +68,9 @@ class Grove:
             if self.is_named:
                 cluster.add_topic(UNFIT)
             cluster.trouble = 0.05 if self.kills else 0.0
+        self.chosen: dict[tuple[str, int], str] = {}
+        """By cluster and level, the target that was chosen."""
+        self.given_up: tuple[int, ...] = ()
         self.running: dict[tuple[str, int], list[asyncio.Task[None]]] = {}
         self.distributors: dict[tuple[str, int], Distributor] = {}
         self.made: dict[tuple[str, int], list[bytes]] = {}
@@ -77,6 +82,7 @@ class Grove:
 
         async def other_cluster(other: str, bootstrap: object) -> TransactingCluster:
             await asyncio.sleep(self.random.uniform(0.001, 0.01))
+            await self.clusters[other].answer()
             return self.clusters[other]
 
         context.other_cluster = other_cluster
@@ -84,9 +90,14 @@ class Grove:
 
     def start(self, name: str, level: int) -> None:
         levels = tuple(above.level for above in self.document.tree.above(name))
-        tree = DistributionTree(self.document.tree.version, name, ("t-",), levels, "")
+        version = self.document.tree.version
+
+        def tree() -> DistributionTree:
+            chosen = {at: leaf for (each, at), leaf in self.chosen.items() if each == name}
+            return DistributionTree(version, name, ("t-",), levels, "", chosen, self.given_up)
+
         context = self._context(name)
-        distributor = Distributor(context, self.document, name, level, lambda: tree)
+        distributor = Distributor(context, self.document, name, level, tree)
         self.distributors[name, level] = distributor
         task = asyncio.get_running_loop().create_task(distributor.run(), name=f"{name} {level}")
         self.contexts[task] = context
@@ -162,6 +173,8 @@ class Grove:
 
     def is_settled(self) -> bool:
         for (name, _), distributor in self.distributors.items():
+            if not distributor.courses:
+                return False  # it has just begun
             for (topic, partition), course in distributor.courses.items():
                 if course.settled < self.clusters[name].partition(topic, partition).end:
                     return False
@@ -465,5 +478,62 @@ def test_a_position_that_is_committed_again_keeps_its_leader_epoch(monkeypatch: 
             await grove.stop(grove.running[place], killed=True)
         assert grove.read("b")[0] == [b"0", b"1", b"2", b"3"]
         await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_switch_from_a_target_that_does_not_answer_waits_for_no_request(exactly_once: bool) -> None:
+    """What is under way there takes as long as its request may, and it is asked for no longer than it is given up."""
+    grove = Grove(0, exactly_once, "abc")
+    log = grove.clusters["a"].partition(TOPIC)
+    place = "a", 8
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        former = grove.distributors[place].target
+        other = "c" if former == "b" else "b"
+        log.write_values(b"0")
+        async with asyncio.timeout(20):
+            await _until(lambda: all(grove.read(name)[0] == [b"0"] for name in "bc"))
+        grove.clusters[former].silent = True
+        log.write_values(b"1")
+        await asyncio.sleep(0.1)  # it is being given
+        grove.chosen[place] = other
+        await asyncio.sleep(4)  # the one before is being asked
+        grove.given_up = (8,)
+        async with asyncio.timeout(12):
+            await _until(lambda: b"1" in grove.read(other)[0])
+        grove.clusters[former].silent = False
+        async with asyncio.timeout(60):
+            await _until(lambda: b"1" in grove.read(former)[0])
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_switch_between_targets_that_answer_gives_nothing_twice(exactly_once: bool) -> None:
+    """What is under way ends before."""
+    grove = Grove(0, exactly_once, "abc")
+    log = grove.clusters["a"].partition(TOPIC)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        for number in range(200):
+            log.write_values(b"%d" % number)
+            grove.chosen["a", 8] = "bc"[number // 50 % 2]
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            await _until(lambda: all({*grove.read(name)[0]} == {*grove.read("a")[0]} for name in "bc"))
+        for name in "bc":
+            assert grove.read(name)[0] == grove.read("a")[0]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
 
     run_simulated(test())

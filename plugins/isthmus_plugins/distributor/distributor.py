@@ -9,6 +9,8 @@
               is under way is rewritten meanwhile; what the target refuses of a partition keeps that one waiting alone
     tick      once a second: what the target's side has settled is kept at this cluster
 
+All of that is left where another target is chosen, or the one before is given up: what is under way has a moment to
+end.
 Whatever fails, it begins again: everything that it needs is read then, and nothing is remembered but what is shown.
 """
 
@@ -84,6 +86,10 @@ KEPT_S: Final = 0.1
 given again."""
 LEAVING_S: Final = 1.0
 """How long a distributor that ends tries to commit them."""
+SWITCHING_S: Final = 3.0
+"""How long what is under way has to end where another target is chosen: of one that answers nothing is in doubt."""
+GIVEN_UP_S: Final = 5.0
+"""How long a target that is given up is asked what it was given: if it answers, nothing is given again."""
 
 T = TypeVar("T")
 
@@ -183,6 +189,12 @@ class Distributor:
         return self._document.target(self._leaf, self.level, chosen)
 
     @property
+    def _gives_up(self) -> bool:
+        """Whether the target before is given up if it does not say what it was given."""
+        known = self._chosen()
+        return known is not None and self.level in known.given_up
+
+    @property
     def fill(self) -> tuple[int, int]:
         """Of what a new leaf is filled with: offsets that are left to be given, and of how many; (0, 0): it has all."""
         left = total = 0
@@ -197,7 +209,7 @@ class Distributor:
         """Distribute until cancelled."""
         while True:
             try:
-                await self._distribute()
+                await self._distribute_as_chosen()
             except Again as again:
                 log.info("distributor begins again", extra={"level": self.level, "why": str(again)})
                 continue
@@ -222,9 +234,29 @@ class Distributor:
 
     # ---- begin, switch, meet ----
 
-    async def _distribute(self) -> None:
-        check_lease(self._context)
+    async def _distribute_as_chosen(self) -> None:
+        """Until another target is chosen, or the one before is given up: also while one does not answer.
+
+        What is cancelled then is in doubt, as of a process that died: whoever begins again fences it, or goes back.
+        """
         target = self.target
+        chosen = target, self._gives_up
+        work = asyncio.get_running_loop().create_task(self._distribute(target), name=f"{self._lane}/distribute")
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=TICK_S)
+                if (self.target, self._gives_up) != chosen:
+                    self._reads.wake()
+                    await asyncio.wait([work], timeout=SWITCHING_S)
+                    break
+            if work.done():
+                work.result()
+            raise Again(f"the target is {self.target}")
+        finally:
+            await _ended(work)
+
+    async def _distribute(self, target: str) -> None:
+        check_lease(self._context)
         await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
@@ -278,11 +310,11 @@ class Distributor:
             if course.current.leaf != target:
                 before[course.current.leaf].append(place)
         for leaf, places in before.items():
+            gives_up = self._gives_up
             try:
-                await self._hand_over(leaf, places, target)
-            except (Waits, BrokerUnavailable, KafkaRefused) as error:
-                known = self._chosen()
-                if known is None or self.level not in known.given_up:
+                await self._hand_over(leaf, places, target, GIVEN_UP_S if gives_up else None)
+            except (Waits, BrokerUnavailable, KafkaRefused, TimeoutError) as error:
+                if not gives_up:
                     raise Waits(
                         reasons.FORMER_TARGET_UNREACHABLE,
                         f"{leaf}, which was written to before {target}, does not say what it was given: {error}. Where "
@@ -293,11 +325,14 @@ class Distributor:
         await self._courses.keep([place for places in before.values() for place in places])
         self._not_read |= self._courses.wrong
 
-    async def _hand_over(self, leaf: str, places: Sequence[TopicPartition], target: str) -> None:
+    async def _hand_over(
+        self, leaf: str, places: Sequence[TopicPartition], target: str, within_s: float | None
+    ) -> None:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
-        cluster = await self._leaves.reached(leaf)
-        await (await self._leaves.transactions(leaf, self._transactions)).begin()
-        given, _ = await self._given_to(cluster, leaf)
+        async with asyncio.timeout(within_s):
+            cluster = await self._leaves.reached(leaf)
+            await (await self._leaves.transactions(leaf, self._transactions)).begin()
+            given, _ = await self._given_to(cluster, leaf)
         for place in places:
             at = await self._said(given, place)
             if at is None:
@@ -544,6 +579,8 @@ class Distributor:
         tick: asyncio.Task[None] | None = None
         try:
             while True:
+                if self.target != target:
+                    raise Again(f"the target is {self.target}")
                 if not self._preparing:
                     due_now = due if tick is None else math.inf
                     await self._reads.wait(min(due_now, self._keep_at, self._refusals.next_try))
@@ -754,8 +791,6 @@ class Distributor:
     async def _tick(self, target: str, again: bool) -> None:
         """What is looked at beside the giving. Raises Again, and what ends that."""
         check_lease(self._context)
-        if self.target != target:
-            raise Again(f"the target is {self.target}")
         await self._courses.keep(self.courses if again else await self._settling.settle(), again)
         if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
             raise Again("topics have changed")
