@@ -537,3 +537,29 @@ def test_a_switch_between_targets_that_answer_gives_nothing_twice(exactly_once: 
             await grove.stop(tasks)
 
     run_simulated(test())
+
+
+def test_positions_of_much_that_is_given_at_once_are_kept_at_once() -> None:
+    """After an outage all that came meanwhile would be within the last tenth of a second."""
+    grove = Grove(0, False)
+    log = grove.clusters["a"].partition(TOPIC)
+    values = [b"%d" % number for number in range(2_000)]
+    place = "a", 4
+
+    async def test() -> None:
+        for first in range(0, len(values), 100):
+            log.write_values(*values[first : first + 100])
+        for name in grove.clusters:
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: len(grove.read("b")[0]) == len(values), 0.01)
+        await asyncio.sleep(0.05)
+        await grove.stop(grove.running[place], killed=True)
+        grove.start(*place)
+        await asyncio.sleep(5)
+        assert grove.distributors[place].positions[TOPIC, 0] == log.end
+        assert grove.read("b")[0] == values
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())

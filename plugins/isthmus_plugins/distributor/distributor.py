@@ -84,6 +84,8 @@ UNKNOWN_EPOCH: Final = -1
 KEPT_S: Final = 0.1
 """After which time positions are committed where no transaction has them. If a distributor dies, what it gave since is
 given again."""
+KEPT_MESSAGES: Final = 500
+"""Of so many they are committed at once: after an outage there may be any number in a tenth of a second."""
 LEAVING_S: Final = 1.0
 """How long a distributor that ends tries to commit them."""
 SWITCHING_S: Final = 3.0
@@ -133,6 +135,8 @@ class Distributor:
         """Up to where everything is given, under way, or prepared."""
         self._keep_at = math.inf
         """When positions are committed, by the loop's clock."""
+        self._not_kept = 0
+        """Messages that were given since."""
         self._target_ends: dict[str, Mapping[int, int]] = {}
         """By topic and partition: where the target's logs go on behind what they were given."""
         self._spread: set[TopicPartition] = set()
@@ -264,7 +268,7 @@ class Distributor:
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
         self._refusals.begin()
-        self._keep_at = math.inf
+        self._keep_at, self._not_kept = math.inf, 0
         self._not_read = dict(self._courses.wrong)
         await some_at_once(PLACES_AT_ONCE, self._cut_where_read, list(self.courses))
         await self._switched(target)
@@ -741,10 +745,12 @@ class Distributor:
         self._given |= kept
         if later:
             self._uncommitted |= kept.keys()
-            self._keep_at = min(self._keep_at, asyncio.get_running_loop().time() + KEPT_S)
+            self._not_kept += sum(each.messages for each in parcels)
+            wait_s = KEPT_S if self._not_kept < KEPT_MESSAGES else 0
+            self._keep_at = min(self._keep_at, asyncio.get_running_loop().time() + wait_s)
         else:
             self._uncommitted.clear()
-            self._keep_at = math.inf
+            self._keep_at, self._not_kept = math.inf, 0
         return ends
 
     async def _keep_positions(self, target: str) -> None:
