@@ -24,6 +24,7 @@ class Courses:
     def __init__(self, cluster: ClusterApi, document: TreeDocument, leaf: str, level: int) -> None:
         self._cluster = cluster
         self._group = courses_group(level)
+        self._leaf = leaf
         self._document = document
         self._version = document.tree.version
         above = document.tree.above(leaf)
@@ -57,6 +58,7 @@ class Courses:
         }
         new: list[TopicPartition] = []
         made_anew: dict[TopicPartition, Course] = {}
+        ids_before: set[str] = set()
         has_begun = False
         self._kept.clear()
         self.by_place.clear()
@@ -82,10 +84,12 @@ class Courses:
             has_begun = True
             if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
                 made_anew[place] = kept.course
+                ids_before.add(kept.topic_id)
                 continue
             self.by_place[place] = carried(kept.course, self._beside, target)
             self.read[place] = kept.read, kept.epoch
             self._kept[place] = committed.metadata
+        await self._check_gone(ids_before)
         # Of topics that come later everything goes by its flags: this level was there before their first message.
         ends = await self._filled_until(new) if self._fills and not has_begun and new else {}
         for place, start in (await log_starts(self._cluster, [*new, *made_anew])).items():
@@ -95,6 +99,19 @@ class Courses:
                 else begun(self._version, target, start, ends.get(place, 0))
             )
         await self.keep(self.by_place)
+
+    async def _check_gone(self, topic_ids: Collection[str]) -> None:
+        """Whether no broker has these topics any more: one that is cut off tells of the one that a topic was before.
+
+        Raises BrokerUnavailable where one has: which of the two is the topic now is not known.
+        """
+        asked = {bytes.fromhex(topic_id) for topic_id in topic_ids}
+        own = self._document.clusters[self._leaf].cluster_id
+        if asked and (known := asked - await self._cluster.unknown_topics(asked, own)):
+            raise BrokerUnavailable(
+                f"brokers do not agree on which topics there are: some still have {min(known).hex()}, in whose place "
+                f"others tell of another one"
+            )
 
     async def _filled_until(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Where logs end, with all other levels at a version that has the new leaf. Raises Waits where one is not.
