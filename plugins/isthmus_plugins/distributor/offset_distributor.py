@@ -196,7 +196,7 @@ class OffsetDistributor:
         if not self._timestamps.logs:
             return
         self.count_partitions()
-        records = self._records() if self._commits.loaded and self._times.loaded else {}
+        records = await self._known_gone(self._records()) if self._commits.loaded and self._times.loaded else {}
         news = await self._news()
         batches = list(self._batches(records, int(self._clock.time() * 1000)))
         places = list(news)
@@ -243,6 +243,20 @@ class OffsetDistributor:
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
                 found[key] = None
         return found
+
+    async def _known_gone(self, records: Mapping[OffsetKey, GroupTime | None]) -> dict[OffsetKey, GroupTime | None]:
+        """Without what the groups' coordinators do not know to be gone.
+
+        Brokers may tell of fewer partitions of the offsets topic for a moment: what stands in the others was not read.
+        Raises BrokerUnavailable, KafkaRefused.
+        """
+        groups = {key.group for key, said in records.items() if said is None}
+        found = await self._cluster.committed_offsets(groups) if groups else {}
+        return {
+            key: said
+            for key, said in records.items()
+            if said is not None or (key.group in found and key[1:] not in found[key.group])
+        }
 
     def _time(self, key: OffsetKey, commit: Commit, one: TimedLog) -> int | None:
         """What to say of a group; None: nothing yet. Raises Waits."""

@@ -46,6 +46,8 @@ class World:
         self.cannot_be_asked: set[str] = set()
         self.on_commit: Callable[[], None] = lambda: None
         self.groups: dict[OffsetKey, Commit] = {}
+        self.unread: set[OffsetKey] = set()
+        """What its brokers have, and was not read."""
         self.settled = 10
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         context: Any = SimpleNamespace(cluster=self, clock=clock)
@@ -83,7 +85,11 @@ class World:
         course = Course((Stretch(Term(1, 0), "c2", 0, self.settled),))
         kept = KeptCourse(course, 1, self.topic_id.hex()).metadata()
         settled = dict.fromkeys(PLACES, CommittedOffset(self.settled, kept))
-        return {group: settled for group in groups if group not in self.cannot_be_asked}
+        found = {group: {} if group.startswith("g-") else settled for group in groups}
+        for key in self.groups.keys() | self.unread:
+            if key.group in found:
+                found[key.group][key[1:]] = CommittedOffset(0, "")
+        return {group: found[group] for group in groups if group not in self.cannot_be_asked}
 
     async def other(self, name: str) -> Any:
         async def committed_offsets(groups: Collection[str]) -> Any:
@@ -253,6 +259,30 @@ def test_what_a_cluster_says_is_gone_hides_no_other_one_s_word(moved: bool) -> N
     asyncio.run(test())
     assert [each.origin for each in elsewhere.latest.values()] == (["c2"] if moved else [])
     assert not world.times.latest
+
+
+def test_what_a_group_has_committed_is_not_gone_unless_its_coordinator_says_so() -> None:
+    """Brokers tell of fewer partitions of the offsets topic for a moment, and what stands in the others is not read."""
+    world = World()
+    key = OffsetKey("g-1", *PLACES[0])
+
+    async def test() -> None:
+        commit = world.groups[key] = Commit(10, "", 500, 0)
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        del world.groups[key]
+        world.unread.add(key)
+        await world.distributor.tick()
+        world.cannot_be_asked.add(key.group)
+        await world.distributor.tick()
+        world.unread.clear()
+        await world.distributor.tick()
+        world.groups[key] = commit
+        await world.distributor.tick()
+
+    asyncio.run(test())
+    assert [told for told, said in world.told if said is None] == []
+    assert world.times.latest[key].origin == "c1"
 
 
 @pytest.mark.parametrize(("theirs", "said"), [(2, True), (1, False), (3, False)])
