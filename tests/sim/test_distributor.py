@@ -23,6 +23,7 @@ from support.seeds import seeds
 from isthmus_control.model import DistributionTree
 from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
+from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
@@ -359,6 +360,41 @@ def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_a
         assert sum(map(len, grove.read("b"))) == 6
         await grove.stop(grove.running["a", 4])
         await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
+
+
+def test_until_when_messages_went_by_their_keys_is_kept() -> None:
+    """Before any does, and before none does any more; so it is known whoever is killed, and whoever takes over."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    b.add_topic(TOPIC, 3)
+
+    def kept() -> set[int]:
+        return {KeptCourse.of(each.metadata).spread_ms for each in a.offsets[courses_group(4)].values()}
+
+    async def test() -> None:
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None)
+        assert kept() == {STILL}
+        await grove.stop(grove.running["a", 4], killed=True)
+        a.add_topic(TOPIC, 3)
+        grove.start("a", 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None and len(distributor.positions) == 3)
+        before = kept() - {0}
+        assert len(before) == 1
+        assert STILL not in before
+        await grove.stop(grove.running["a", 4])
+        grove.start("a", 4)
+        await asyncio.sleep(20)
+        assert kept() - {0} == before
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
 
     run_simulated(test())
 

@@ -38,6 +38,8 @@ class Courses:
         self.by_place: dict[TopicPartition, Course] = {}
         self.read: dict[TopicPartition, tuple[int, int]] = {}
         """Up to where this cluster's log was read, and the leader epoch there: see :class:`KeptCourse`."""
+        self.spread_ms: dict[TopicPartition, int] = {}
+        """Until when messages went by their keys: see :class:`KeptCourse`."""
         self.wrong: dict[TopicPartition, Reason] = {}
         """What is kept and cannot be."""
 
@@ -61,6 +63,7 @@ class Courses:
         self._kept.clear()
         self.by_place.clear()
         self.read.clear()
+        self.spread_ms.clear()
         self.wrong.clear()
         for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
@@ -76,6 +79,7 @@ class Courses:
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue
+            self.spread_ms[place] = kept.spread_ms  # what another life of it has given stands where it is
             if kept.version < self._since:
                 new.append(place)
                 continue
@@ -133,8 +137,8 @@ class Courses:
             course = self.by_place[place]
             try:
                 read = self.read.get(place, (0, -1))
-                digest = self._document.digest
-                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read, digest).metadata()
+                more = self._document.digest, self.spread_ms.get(place, 0)
+                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read, *more).metadata()
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue

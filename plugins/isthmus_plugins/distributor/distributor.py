@@ -39,6 +39,7 @@ from isthmus_plugins.cluster import (
 from isthmus_plugins.distribution.copies import Copies
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import (
+    STILL,
     TIMES_TOPIC,
     KeptCourse,
     KeptGiven,
@@ -383,6 +384,8 @@ class Distributor:
         self._filled = sum(self._document.has(self._leaf, topic) for topic, _ in may_fill) if fills else 0
         found = await some_at_once(PLACES_AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
+        for place in positions:
+            self._note_spread(place)
         await self._courses.keep(positions)
         for place, position in positions.items() if fills else ():
             # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
@@ -398,6 +401,14 @@ class Distributor:
             self._mark(place, position)
         self.positions = positions
         return positions
+
+    def _note_spread(self, place: TopicPartition) -> None:
+        """Until when messages go by their keys: to be kept before any does, or none does any more."""
+        known = self._courses.spread_ms.get(place, 0)
+        if place[0] in self.by_key:
+            self._courses.spread_ms[place] = STILL
+        elif known == STILL or (place in self._spread and not known):
+            self._courses.spread_ms[place] = int(self._context.clock.time() * 1000)
 
     async def _topics_there(self, cluster: LeafApi, leaf: str, topics: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from isthmus_control.model import Reason
@@ -20,6 +21,7 @@ from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.group_times import ORIGIN_HEADER, GroupTime, is_news, key_of, was_last_here
 from isthmus_plugins.distribution.kept import (
     REACHED_GROUP,
+    STILL,
     TIMES_ID,
     TIMES_TOPIC,
     KeptCourse,
@@ -47,6 +49,7 @@ KEPT_AT_ONCE: Final = 500
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
 cleaning leaves the last record of a group, which may be what another cluster has said before."""
+MINUTE_MS: Final = 60_000
 
 
 class Said(NamedTuple):
@@ -105,6 +108,10 @@ class OffsetDistributor:
         self._partitions: Mapping[str, int] = Counter()
         """By topic: how many this cluster has."""
         self._reached: dict[TopicPartition, Reached] = {}
+        self._spread_ms: dict[str, int] = {}
+        """By topic: before which time messages went by their keys somewhere in the tree."""
+        self._spreads: set[str] = set()
+        """Topics of which this cluster's messages go by their keys now."""
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -114,8 +121,15 @@ class OffsetDistributor:
         """Records."""
 
     async def begin(self) -> None:
-        """Fence whoever has done this before. Raises BrokerUnavailable, KafkaRefused."""
+        """Fence whoever has done this before, and read what that one has heard of. Raises BrokerUnavailable,
+        KafkaRefused."""
         await self._transactions.begin()
+        found = await self._cluster.committed_offsets([REACHED_GROUP], stable=True)
+        if REACHED_GROUP not in found:
+            raise BrokerUnavailable(f"what group {REACHED_GROUP} has committed cannot be read now")
+        for (topic, _), each in found[REACHED_GROUP].items():
+            with suppress(PositionError):  # it is written anew
+                self._hear_of_keys(topic, KeptReached.of(each.metadata).spread_ms)
 
     # ---- what others have reached here ----
 
@@ -144,7 +158,17 @@ class OffsetDistributor:
             raise BrokerUnavailable(f"{other} does not say now what it has reached")
         level = self.others[other]
         kept = {place: KeptReached.of(each.metadata) for place, each in found[REACHED_GROUP].items()}
+        for (topic, _), reached_there in kept.items():
+            self._hear_of_keys(topic, reached_there.spread_ms)
         return {place: each.times[level] for place, each in kept.items() if level in each.times}
+
+    def _hear_of_keys(self, topic: str, spread_ms: int) -> None:
+        """Messages of a topic went by their keys before a time, or do now. That is never forgotten: the cluster that
+        said so may leave."""
+        if spread_ms == STILL:  # to the minute, as it is kept whenever it changes
+            spread_ms = (int(self._clock.time() * 1000) // MINUTE_MS + 1) * MINUTE_MS
+        if spread_ms > self._spread_ms.get(topic, 0):
+            self._spread_ms[topic] = spread_ms
 
     def _on_the_way(self, place: TopicPartition, read_at: float) -> list[int] | None:
         """What each other cluster had reached here when this cluster's log was read, or before; None: that was read
@@ -195,9 +219,11 @@ class OffsetDistributor:
         """Say what is new. Raises ProducerFenced, BrokerUnavailable, KafkaRefused: :meth:`begin` again."""
         if not self._timestamps.logs:
             return
+        levels = [above.level for above in self._tree.above(self._leaf)]
+        settled = await self.settled(levels)
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
-        news = await self._news()
+        news = self._news(levels, settled)
         batches = list(self._batches(records, int(self._clock.time() * 1000)))
         places = list(news)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
@@ -247,26 +273,50 @@ class OffsetDistributor:
     def _time(self, key: OffsetKey, commit: Commit, one: TimedLog) -> int | None:
         """What to say of a group; None: nothing yet. Raises Waits."""
         place = key.topic, key.partition
+        if not self._is_read(place, one, commit.offset):
+            return None
+        spread_ms = self._spread_ms.get(key.topic)
+        beside: dict[TopicPartition, TimedLog] = {}
+        if spread_ms is not None:
+            logs = self._timestamps.logs.items()
+            beside = {each: log for each, log in logs if each[0] == key.topic and each != place}
+        committed = self._commits.offsets(key.group) if beside else {}
+        offsets = {each: max(committed.get(each, 0), log.start) for each, log in beside.items()}
+        unread_yet = [each for each, log in beside.items() if not self._is_read(each, log, offsets[each])]
+        if unread_yet:
+            return None
+        read_at = min(each.read_at for each in (one, *beside.values()) if each.read_at is not None)
+        on_the_way = self._on_the_way(place, read_at)
+        if on_the_way is None:
+            return None
+        margin_ms = self._margin_of(key.group)
+        by_keys: list[int | None] = []
+        for each, log in beside.items():
+            coming = self._on_the_way(each, read_at)
+            if coming is None:
+                return None
+            by_keys += [log.least.from_offset(offsets[each]), *coming]
+        # What is later than messages went by their keys stands in the same partition everywhere.
+        earlier = [each for each in by_keys if each is not None and each <= (spread_ms or 0) + margin_ms]
+        unread = one.least.since(max(commit.offset, one.start))
+        unread = min(earlier if unread is None else [unread, *earlier], default=None)
+        return time_to_send(unread, on_the_way, margin_ms)
+
+    def _is_read(self, place: TopicPartition, one: TimedLog, offset: int) -> bool:
+        """Whether all that a log has from a group's offset on was read. Raises Waits."""
         if one.broken is not None:
             raise Waits(reasons.MALFORMED_BATCH, one.broken)
         if one.is_append_time:
             raise Waits(
                 reasons.APPEND_TIME,
-                f"{key.topic} has message.timestamp.type=LogAppendTime here: its messages have other times elsewhere. "
+                f"{place[0]} has message.timestamp.type=LogAppendTime here: its messages have other times elsewhere. "
                 f"Set CreateTime",
             )
-        if not one.covers(commit.offset):
-            self._timestamps.read_from(place, commit.offset)
-            return None
-        if one.read_at is None or one.least.last is None:
-            return None
-        if commit.offset > max(one.position, one.end or 0):
-            return None  # the group has read something else: what this log holds, and will, is unread
-        on_the_way = self._on_the_way(place, one.read_at)
-        if on_the_way is None:
-            return None
-        unread = one.least.since(max(commit.offset, one.start))
-        return time_to_send(unread, on_the_way, self._margin_of(key.group))
+        if not one.covers(offset):
+            self._timestamps.read_from(place, offset)
+            return False
+        # Where the group has read something else: what this log holds, and will, is unread.
+        return one.read_at is not None and offset <= max(one.position, one.end or 0)
 
     def _batches(self, records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
         gone = ((ORIGIN_HEADER, self._leaf.encode()),)
@@ -285,10 +335,10 @@ class OffsetDistributor:
         if some:
             yield encode_batch(some, PLAIN_HEADER)
 
-    async def _news(self) -> dict[TopicPartition, Reached]:
+    def _news(
+        self, levels: Sequence[int], settled: Mapping[tuple[int, str, int, str], int]
+    ) -> dict[TopicPartition, Reached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
-        levels = [above.level for above in self._tree.above(self._leaf)]
-        settled = await self.settled(levels)
         now = self._clock.monotonic()
         changed: dict[TopicPartition, Reached] = {}
         for place, one in list(self._timestamps.logs.items()):
@@ -306,33 +356,39 @@ class OffsetDistributor:
                 continue
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
             before = self._reached.get(place)
+            spread_ms = STILL if place[0] in self._spreads else self._spread_ms.get(place[0], 0)
             if times and (
                 before is None
                 or before.topic_id != one.topic_id
+                or before.kept.spread_ms != spread_ms
                 or now - before.at > AGAIN_S
                 or any(
                     moves_on(before.kept.times.get(level), time, self._least_margin_ms) for level, time in times.items()
                 )
             ):
-                changed[place] = Reached(one.topic_id, KeptReached(times), now)
+                changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms), now)
         return changed
 
     async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:
         """By level, topic, partition and the topic's id: what this cluster's distributors have settled.
 
-        Raises BrokerUnavailable, KafkaRefused.
+        They also say whether messages go by their keys. Raises BrokerUnavailable, KafkaRefused.
         """
         groups = {courses_group(level): level for level in levels}
         found = await self._cluster.committed_offsets(groups)
         if missing := groups.keys() - found.keys():
             raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
         settled: dict[tuple[int, str, int, str], int] = {}
+        self._spreads = set()
         for group, level in groups.items():
             for place, committed in found[group].items():
                 try:
                     kept = KeptCourse.of(committed.metadata)
                 except PositionError:
                     continue  # that level's distributor says so
+                self._hear_of_keys(place[0], kept.spread_ms)
+                if kept.spread_ms == STILL:
+                    self._spreads.add(place[0])
                 if kept.version >= self._since[level]:
                     settled[level, *place, kept.topic_id] = kept.course.settled
         return settled

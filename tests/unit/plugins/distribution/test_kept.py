@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus_plugins.distribution.kept import (
     METADATA_BYTES_MAX,
+    STILL,
     KeptCourse,
     KeptGiven,
     KeptReached,
@@ -66,13 +67,15 @@ def test_what_a_proxy_of_before_has_written_is_read() -> None:
     (given,) = read_given(0, 5, '{"term":[1,0],"topic_id":"","epoch":3}').values()
     assert given == KeptGiven(Given(Term(1, 0), 5), "", epoch=3)
     course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
-    assert KeptCourse.of(course).digest == ""
+    assert (KeptCourse.of(course).digest, KeptCourse.of(course).spread_ms) == ("", 0)
+    assert KeptReached.of('{"4":7}') == KeptReached({4: 7})
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 63), OFFSETS))
 def test_what_was_reached_reads_as_it_was_written(times: dict[int, int]) -> None:
     assert KeptReached.of(KeptReached(times).metadata()) == KeptReached(times)
+    assert KeptReached.of(KeptReached(times, STILL).metadata()) == KeptReached(times, STILL)
 
 
 NESTED = "[" * METADATA_BYTES_MAX

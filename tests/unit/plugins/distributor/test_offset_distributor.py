@@ -13,8 +13,9 @@ import pytest
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.distribution.document import read_document
 from isthmus_plugins.distribution.group_times import GroupTime, read_key
-from isthmus_plugins.distribution.kept import TIMES_TOPIC, KeptCourse, KeptReached
+from isthmus_plugins.distribution.kept import REACHED_GROUP, STILL, TIMES_TOPIC, KeptCourse, KeptReached
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
+from isthmus_plugins.distribution.times import LeastTimestamps
 from isthmus_plugins.distributor import offset_distributor
 from isthmus_plugins.distributor.followed import TimedLog, Times
 from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
@@ -47,11 +48,15 @@ class World:
         self.on_commit: Callable[[], None] = lambda: None
         self.groups: dict[OffsetKey, Commit] = {}
         self.settled = 10
+        self.spread_ms = self.spread_ms_there = 0
+        self.reached_there: dict[TopicPartition, int] = {}
+        self.reached_here: dict[TopicPartition, CommittedOffset] = {}
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         context: Any = SimpleNamespace(cluster=self, clock=clock)
         commits: Any = SimpleNamespace(
-            loaded=True, own=lambda: self.groups, has=self.groups.__contains__, follows=lambda _: True
-        )
+            loaded=True, own=lambda: self.groups, has=self.groups.__contains__, follows=lambda _: True,
+            offsets=lambda group: {key[1:]: each.offset for key, each in self.groups.items() if key.group == group},
+        )  # fmt: skip
         timestamps: Any = SimpleNamespace(logs=self.logs)
         leaves: Any = SimpleNamespace(reached=self.other)
         document = read_document(json.dumps({**DOCUMENT, **more}))
@@ -79,16 +84,26 @@ class World:
             self.told.append((read_key(record.key), record.value and GroupTime.of(record.value, 0)))
         self.on_commit()
 
-    async def committed_offsets(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+    async def begin(self) -> None:
+        """A transactional id."""
+
+    async def committed_offsets(
+        self, groups: Collection[str], stable: bool = False
+    ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        if REACHED_GROUP in groups:
+            return {REACHED_GROUP: self.reached_here}
         course = Course((Stretch(Term(1, 0), "c2", 0, self.settled),))
-        kept = KeptCourse(course, 1, self.topic_id.hex()).metadata()
+        kept = KeptCourse(course, 1, self.topic_id.hex(), spread_ms=self.spread_ms).metadata()
         settled = dict.fromkeys(PLACES, CommittedOffset(self.settled, kept))
         return {group: settled for group in groups if group not in self.cannot_be_asked}
 
     async def other(self, name: str) -> Any:
         async def committed_offsets(groups: Collection[str]) -> Any:
-            kept = KeptReached({4: 3_000_000}).metadata()
-            return {group: dict.fromkeys(PLACES, CommittedOffset(0, kept)) for group in groups}
+            kept = {
+                place: KeptReached({4: self.reached_there.get(place, 3_000_000)}, self.spread_ms_there)
+                for place in PLACES
+            }
+            return {group: {at: CommittedOffset(0, each.metadata()) for at, each in kept.items()} for group in groups}
 
         return SimpleNamespace(committed_offsets=committed_offsets)
 
@@ -229,6 +244,67 @@ def test_groups_of_a_prefix_go_on_earlier_by_its_margin() -> None:
     asyncio.run(world.distributor.tick())
     told = {key: 1_000_001 - said.time for key, said in world.told if said is not None}
     assert told == {groups[0]: 60_000, groups[1]: 600_000}
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("spread_ms", "is_floor"), [(0, False), (439_999, False), (440_000, True), (900_000, True), (STILL, True)]
+)
+def test_what_may_have_gone_by_its_key_holds_back_all_partitions_of_its_topic(
+    here: bool, spread_ms: int, is_floor: bool
+) -> None:
+    """Partitions were added where a topic had fewer: what is unread in one stands in any of them elsewhere."""
+    world = World()
+    if here:
+        world.spread_ms = spread_ms
+    else:
+        world.spread_ms_there = spread_ms
+    world.now = 1_000
+    for one in world.logs.values():
+        one.read_at = world.now
+    world.logs[PLACES[1]].least = LeastTimestamps()
+    world.logs[PLACES[1]].least.appended(9, 500_000)
+    key = OffsetKey("g-1", *PLACES[0])
+
+    async def said() -> int:
+        world.told.clear()
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        (time,) = [each for told, each in world.told if told == key]
+        assert time is not None
+        return time.time + 60_000
+
+    async def test() -> None:
+        world.groups[key] = Commit(10, "", 500, 0)
+        assert await said() == (500_000 if is_floor else 1_000_001)  # it has read nothing of the other one yet
+        world.groups |= {key: Commit(10, "", 501, 0), key._replace(partition=1): Commit(10, "", 501, 0)}
+        if is_floor:
+            assert await said() == 1_000_001
+        assert {each.spread_ms for each in world.kept.values()} == {
+            1_020_000 if spread_ms == STILL and not here else spread_ms
+        }
+
+    asyncio.run(test())
+
+
+def test_what_is_on_its_way_to_another_partition_may_have_gone_by_its_key() -> None:
+    world = World()
+    world.spread_ms_there = 900_000
+    world.reached_there[PLACES[1]] = 700_000
+    key = OffsetKey("g-1", *PLACES[0])
+    world.groups |= {key: Commit(10, "", 500, 0), key._replace(partition=1): Commit(10, "", 500, 0)}
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert {said.time for _, said in world.told if said is not None} == {700_000 - 60_000}
+
+
+def test_who_takes_over_knows_what_was_heard_of_keys() -> None:
+    """The cluster whose messages went by their keys may have left."""
+    world = World()
+    world.reached_here = {PLACES[0]: CommittedOffset(0, KeptReached({4: 1}, 900_000).metadata())}
+    asyncio.run(world.distributor.begin())
+    asyncio.run(world.distributor.tick())
+    assert [each.spread_ms for each in world.kept.values()] == [900_000] * 2
 
 
 @pytest.mark.parametrize("moved", [True, False])
