@@ -194,6 +194,7 @@ def latest(kept: Iterable[tuple[int, KeptGiven]]) -> dict[int, KeptGiven]:
     return found
 
 
+_VERSION: Final = 0
 _SPREAD: Final = -1
 
 
@@ -202,24 +203,25 @@ class KeptReached:
     """By level: a time (ms) that no message has that this cluster holds, and has not settled there, is earlier than.
 
     ``spread_ms``: as far as the cluster knows, the last time before which messages of the topic went by their keys
-    anywhere in the tree, see :class:`KeptCourse`.
+    anywhere in the tree, see :class:`KeptCourse`. ``version``: of the tree that the cluster has; 0: not known.
 
     What is no time is written as of a level that no tree has: so those who know of levels alone read it, too.
     """
 
     times: Mapping[int, int]
     spread_ms: int = 0
+    version: int = 0
 
     def metadata(self) -> str:
         times = {str(level): time for level, time in self.times.items()}
-        return _text(times | {str(_SPREAD): self.spread_ms})
+        return _text(times | {str(_VERSION): self.version, str(_SPREAD): self.spread_ms})
 
     @classmethod
     def of(cls, metadata: str) -> KeptReached:
         """Raises PositionError: it is not one of these."""
         with _Reading(metadata) as found:
             times = {int(level): int(time) for level, time in found.items()}
-            return cls(spread_ms=times.pop(_SPREAD, 0), times=times)
+            return cls(spread_ms=times.pop(_SPREAD, 0), version=times.pop(_VERSION, 0), times=times)
 
 
 def _text(value: dict[str, Any]) -> str:

@@ -160,7 +160,11 @@ class OffsetDistributor:
         kept = {place: KeptReached.of(each.metadata) for place, each in found[REACHED_GROUP].items()}
         for (topic, _), reached_there in kept.items():
             self._hear_of_keys(topic, reached_there.spread_ms)
-        return {place: each.times[level] for place, each in kept.items() if level in each.times}
+        # What was kept before that cluster began with the level is of an earlier life: another one stood here then.
+        since = self._document.began(other, level).version
+        return {
+            place: each.times[level] for place, each in kept.items() if level in each.times and each.version >= since
+        }
 
     def _hear_of_keys(self, topic: str, spread_ms: int) -> None:
         """Messages of a topic went by their keys before a time, or do now. That is never forgotten: the cluster that
@@ -366,7 +370,7 @@ class OffsetDistributor:
                     moves_on(before.kept.times.get(level), time, self._least_margin_ms) for level, time in times.items()
                 )
             ):
-                changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms), now)
+                changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms, self._tree.version), now)
         return changed
 
     async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:

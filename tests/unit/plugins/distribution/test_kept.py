@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,13 +71,15 @@ def test_what_a_proxy_of_before_has_written_is_read() -> None:
     course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
     assert (KeptCourse.of(course).digest, KeptCourse.of(course).spread_ms) == ("", 0)
     assert KeptReached.of('{"4":7}') == KeptReached({4: 7})
+    # Nor is that one stopped by what this one writes: it takes all for times of levels.
+    assert all(type(each) is int for each in json.loads(KeptReached({4: 7}, STILL, 3).metadata()).values())
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 63), OFFSETS))
 def test_what_was_reached_reads_as_it_was_written(times: dict[int, int]) -> None:
     assert KeptReached.of(KeptReached(times).metadata()) == KeptReached(times)
-    assert KeptReached.of(KeptReached(times, STILL).metadata()) == KeptReached(times, STILL)
+    assert KeptReached.of(KeptReached(times, STILL, 3).metadata()) == KeptReached(times, STILL, 3)
 
 
 NESTED = "[" * METADATA_BYTES_MAX

@@ -19,7 +19,7 @@ from isthmus_plugins.distribution.times import LeastTimestamps
 from isthmus_plugins.distributor import offset_distributor
 from isthmus_plugins.distributor.followed import TimedLog, Times
 from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
-from isthmus_plugins.distributor.reasons import Waits
+from isthmus_plugins.distributor.reasons import REACHED_UNKNOWN, Waits
 from isthmus_protocol.offsets_log import Commit, OffsetKey
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import read_header
@@ -49,6 +49,8 @@ class World:
         self.groups: dict[OffsetKey, Commit] = {}
         self.settled = 10
         self.spread_ms = self.spread_ms_there = 0
+        self.version = 1
+        """That the other cluster has."""
         self.reached_there: dict[TopicPartition, int] = {}
         self.reached_here: dict[TopicPartition, CommittedOffset] = {}
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
@@ -100,7 +102,7 @@ class World:
     async def other(self, name: str) -> Any:
         async def committed_offsets(groups: Collection[str]) -> Any:
             kept = {
-                place: KeptReached({4: self.reached_there.get(place, 3_000_000)}, self.spread_ms_there)
+                place: KeptReached({4: self.reached_there.get(place, 3_000_000)}, self.spread_ms_there, self.version)
                 for place in PLACES
             }
             return {group: {at: CommittedOffset(0, each.metadata()) for at, each in kept.items()} for group in groups}
@@ -133,7 +135,7 @@ def test_what_a_cluster_has_reached_is_kept_before_it_counts_as_kept(monkeypatch
     world = World()
     world.on_commit = world.logs.clear
     asyncio.run(world.distributor.tick())
-    assert world.kept == {PLACES[0]: KeptReached({4: 2_000_000})}
+    assert world.kept == {PLACES[0]: KeptReached({4: 2_000_000}, version=1)}
     world.logs |= {place: world.log() for place in PLACES}
     asyncio.run(world.distributor.tick())
     assert world.kept.keys() == {*PLACES}
@@ -168,6 +170,22 @@ def test_what_was_settled_in_an_earlier_life_of_a_level_is_settled_for_nobody() 
     world = World(version=2, tree={"level": 4, "sides": ["c1", "c2"]}, added=added)
     asyncio.run(world.distributor.tick())
     assert world.kept == {}
+
+
+def test_what_was_reached_in_an_earlier_life_of_a_level_is_reached_here_by_nobody() -> None:
+    """Another cluster stood here once. All that the one that fills this one holds is still to come."""
+    added = {"c1": {"by": "c2", "version": 2}}
+    world = World(version=2, tree={"level": 4, "sides": ["c1", "c2"]}, added=added)
+    key = OffsetKey("g-1", *PLACES[0])
+    world.groups[key] = Commit(10, "", 500, 0)
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert not world.told
+    assert world.distributor.unsaid[key].code == REACHED_UNKNOWN
+    world.version = 2
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert [each for each, _ in world.told] == [key]
 
 
 def test_a_log_that_lost_its_end_is_not_settled_up_to_where_it_ended() -> None:
