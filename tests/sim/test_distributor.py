@@ -27,7 +27,14 @@ from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
-from isthmus_plugins.distributor.reasons import NAME_DOES_NOT_FIT, TARGET_REFUSES_RECORDS, TOPIC_MISSING
+from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.reasons import (
+    NAME_DOES_NOT_FIT,
+    TARGET_REFUSES_RECORDS,
+    TARGET_UNREACHABLE,
+    TOPIC_MISSING,
+    Waits,
+)
 
 SEEDS = 20
 TOPIC = "t-1"
@@ -324,6 +331,40 @@ def test_a_log_that_lost_its_end_twice_gives_what_came_in_place_of_either() -> N
     run_simulated(test())
 
 
+def test_that_a_log_lost_its_end_is_kept_also_while_the_target_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is longer than before soon, and what came in the place of what was lost would seem to be settled."""
+    grove = Grove(0, True)
+    a = grove.clusters["a"]
+    log = a.partition(TOPIC, 0)
+
+    async def not_reached(leaves: Leaves, name: str) -> Any:
+        raise Waits(TARGET_UNREACHABLE, f"cluster {name} is not reached")
+
+    def settled() -> int:
+        kept = a.offsets.get(courses_group(4), {}).get((TOPIC, 0))
+        return 0 if kept is None else KeptCourse.of(kept.metadata).course.settled
+
+    async def test() -> None:
+        for number in range(10):
+            log.write_values(b"%d" % number)
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: settled() == 10)
+        for tasks in grove.running.values():
+            await grove.stop(tasks, killed=True)
+        a.lose_ends(log.leader, lambda partition: 2 if partition is log else 0)
+        assert log.end == 8
+        log.write_values(*(b"new %d" % number for number in range(10)))
+        monkeypatch.setattr(Leaves, "itself", not_reached)
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: settled() == 8)
+        await grove.stop(grove.running["a", 4])
+
+    run_simulated(test())
+
+
 def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -381,7 +422,7 @@ def test_until_when_messages_went_by_their_keys_is_kept() -> None:
             await _until(lambda: distributor.waits is None)
         assert kept() == {STILL}
         await grove.stop(grove.running["a", 4], killed=True)
-        a.add_topic(TOPIC, 3)
+        await a.create_partitions(TOPIC, 3)
         grove.start("a", 4)
         distributor = grove.distributors["a", 4]
         async with asyncio.timeout(20):

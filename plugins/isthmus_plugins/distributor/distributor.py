@@ -236,6 +236,7 @@ class Distributor:
         self._keep_at = math.inf
         self._not_read = dict(self._courses.wrong)
         await some_at_once(PLACES_AT_ONCE, self._cut_where_read, list(self.courses))
+        await self._courses.keep(self.courses)  # others look at what is settled, whether the target is reached or not
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicPartition, Transactions
@@ -33,8 +33,10 @@ from isthmus_plugins.distribution.times import moves_on, reached, time_to_send
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
 from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.places import PLACES_AT_ONCE
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.offsets_log import Commit, OffsetKey
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import PLAIN_HEADER
@@ -50,6 +52,10 @@ AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
 cleaning leaves the last record of a group, which may be what another cluster has said before."""
 MINUTE_MS: Final = 60_000
+
+
+CourseOf: TypeAlias = tuple[int, str, int, str]
+"""Level, topic, partition, and the topic's id as hexadecimal digits."""
 
 
 class Said(NamedTuple):
@@ -112,6 +118,8 @@ class OffsetDistributor:
         """By topic: before which time messages went by their keys somewhere in the tree."""
         self._spreads: set[str] = set()
         """Topics of which this cluster's messages go by their keys now."""
+        self._epoch_ends: dict[tuple[TopicPartition, int], tuple[bytes, int, int]] = {}
+        """By partition and leader epoch: where that ends, as the log's id and a later leader epoch were these."""
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -224,7 +232,7 @@ class OffsetDistributor:
         if not self._timestamps.logs:
             return
         levels = [above.level for above in self._tree.above(self._leaf)]
-        settled = await self.settled(levels)
+        settled = await self._settled(levels)
         self.count_partitions()
         records = self._records() if self._commits.loaded and self._times.loaded else {}
         news = self._news(levels, settled)
@@ -339,9 +347,7 @@ class OffsetDistributor:
         if some:
             yield encode_batch(some, PLAIN_HEADER)
 
-    def _news(
-        self, levels: Sequence[int], settled: Mapping[tuple[int, str, int, str], int]
-    ) -> dict[TopicPartition, Reached]:
+    def _news(self, levels: Sequence[int], settled: Mapping[CourseOf, int]) -> dict[TopicPartition, Reached]:
         """What this cluster has reached at others, of partitions of which that has changed."""
         now = self._clock.monotonic()
         changed: dict[TopicPartition, Reached] = {}
@@ -373,8 +379,43 @@ class OffsetDistributor:
                 changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms, self._tree.version), now)
         return changed
 
-    async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:
-        """By level, topic, partition and the topic's id: what this cluster's distributors have settled.
+    async def _settled(self, levels: Sequence[int]) -> dict[CourseOf, int]:
+        """What this cluster's distributors have settled, of what its logs hold.
+
+        One that lost its end may be longer than before by now, and its distributor not have noticed: what stands in the
+        place of what was lost was given to nobody. Raises BrokerUnavailable, KafkaRefused.
+        """
+        courses = await self.courses(levels)
+        asked: dict[TopicPartition, set[int]] = {}
+        for (_, topic, partition, _), kept in courses.items():
+            one = self._timestamps.logs.get((topic, partition))
+            if one is not None and 0 <= kept.epoch < one.leader_epoch:
+                asked.setdefault((topic, partition), set()).add(kept.epoch)
+        epochs = [(place, epoch) for place, epochs in asked.items() for epoch in epochs]
+        ends = dict(zip(epochs, await some_at_once(PLACES_AT_ONCE, self._epoch_end, epochs), strict=True))
+        settled: dict[CourseOf, int] = {}
+        for course_of, kept in courses.items():
+            _, topic, partition, _ = course_of
+            end = ends.get(((topic, partition), kept.epoch), -1)
+            is_cut = 0 <= end < kept.read
+            settled[course_of] = min(kept.course.settled, end) if is_cut else kept.course.settled
+        return settled
+
+    async def _epoch_end(self, asked: tuple[TopicPartition, int]) -> int:
+        """Where an earlier leader epoch ends in a log, which does not change while that has the same leader; -1: that
+        is not known."""
+        place, epoch = asked
+        one = self._timestamps.logs.get(place)
+        if one is None:
+            return -1
+        known = self._epoch_ends.get(asked)
+        if known is None or known[:2] != (one.topic_id, one.leader_epoch):
+            _, end = await self._cluster.epoch_end(*place, epoch)
+            known = self._epoch_ends[asked] = one.topic_id, one.leader_epoch, end
+        return known[2]
+
+    async def courses(self, levels: Sequence[int]) -> dict[CourseOf, KeptCourse]:
+        """Of this cluster's distributors, as they have kept them.
 
         They also say whether messages go by their keys. Raises BrokerUnavailable, KafkaRefused.
         """
@@ -382,7 +423,7 @@ class OffsetDistributor:
         found = await self._cluster.committed_offsets(groups)
         if missing := groups.keys() - found.keys():
             raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
-        settled: dict[tuple[int, str, int, str], int] = {}
+        courses: dict[CourseOf, KeptCourse] = {}
         self._spreads = set()
         for group, level in groups.items():
             for place, committed in found[group].items():
@@ -394,8 +435,8 @@ class OffsetDistributor:
                 if kept.spread_ms == STILL:
                     self._spreads.add(place[0])
                 if kept.version >= self._since[level]:
-                    settled[level, *place, kept.topic_id] = kept.course.settled
-        return settled
+                    courses[level, *place, kept.topic_id] = kept
+        return courses
 
 
 def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:

@@ -49,6 +49,9 @@ class World:
         self.groups: dict[OffsetKey, Commit] = {}
         self.settled = 10
         self.spread_ms = self.spread_ms_there = 0
+        self.read = 0, -1
+        self.epoch_ends = [-1]
+        self.epochs_asked = 0
         self.version = 1
         """That the other cluster has."""
         self.reached_there: dict[TopicPartition, int] = {}
@@ -86,6 +89,11 @@ class World:
             self.told.append((read_key(record.key), record.value and GroupTime.of(record.value, 0)))
         self.on_commit()
 
+    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
+        assert epoch == self.read[1]
+        self.epochs_asked += 1
+        return epoch, self.epoch_ends[-1]
+
     async def begin(self) -> None:
         """A transactional id."""
 
@@ -95,7 +103,7 @@ class World:
         if REACHED_GROUP in groups:
             return {REACHED_GROUP: self.reached_here}
         course = Course((Stretch(Term(1, 0), "c2", 0, self.settled),))
-        kept = KeptCourse(course, 1, self.topic_id.hex(), spread_ms=self.spread_ms).metadata()
+        kept = KeptCourse(course, 1, self.topic_id.hex(), *self.read, spread_ms=self.spread_ms).metadata()
         settled = dict.fromkeys(PLACES, CommittedOffset(self.settled, kept))
         return {group: settled for group in groups if group not in self.cannot_be_asked}
 
@@ -197,6 +205,25 @@ def test_a_log_that_lost_its_end_is_not_settled_up_to_where_it_ended() -> None:
     world.settled = 10
     asyncio.run(world.distributor.tick())
     assert world.kept.keys() == {*PLACES}
+
+
+def test_a_log_that_lost_its_end_and_is_longer_now_is_settled_up_to_where_it_was_cut() -> None:
+    """Its distributor has not noticed yet."""
+    world = World()
+    world.read = 10, 3
+    for one in world.logs.values():
+        one.least = LeastTimestamps()
+        for offset, time in ((7, 600_000), (9, 700_000), (11, 800_000)):
+            one.least.appended(offset, time)
+        one.position, one.leader_epoch = 12, 5
+    for end, least in ((7, 600_000), (8, 700_000), (10, 800_000), (-1, 800_000)):
+        world.epoch_ends.append(end)
+        world.distributor._epoch_ends.clear()
+        asyncio.run(world.distributor.tick())
+        assert {each.times[4] for each in world.kept.values()} == {least}
+    asked = world.epochs_asked
+    asyncio.run(world.distributor.tick())
+    assert asked == world.epochs_asked == 2 * 4
 
 
 def test_a_group_that_has_committed_what_a_log_does_not_have_has_not_read_it_to_its_end() -> None:
