@@ -144,14 +144,14 @@ class OffsetDistributor:
     async def ask(self, other: str) -> None:
         """Ask another cluster what it has reached here."""
         try:
-            times = await self._asked(other)
+            times, partitions = await self._asked(other)
         except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
             if other not in self._unheard:
                 log.warning("reached is not known", extra={"cluster": other, "error": str(error)})
             self._unheard[other] = str(error)
         else:
             self._unheard.pop(other, None)
-            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times, _counted(times))]
+            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times, partitions)]
 
     async def ask_for_ever(self, other: str) -> None:
         """Ask again and again, until cancelled."""
@@ -159,7 +159,9 @@ class OffsetDistributor:
             await self.ask(other)
             await asyncio.sleep(TICK_S)
 
-    async def _asked(self, other: str) -> dict[TopicPartition, int]:
+    async def _asked(self, other: str) -> tuple[dict[TopicPartition, int], Mapping[str, int]]:
+        """What another cluster has reached here, and how many partitions its topics have: also those of which the level
+        between the two gives nothing yet."""
         cluster = await self._leaves.reached(other)
         found = await cluster.committed_offsets([REACHED_GROUP])
         if REACHED_GROUP not in found:
@@ -170,9 +172,10 @@ class OffsetDistributor:
             self._hear_of_keys(topic, reached_there.spread_ms)
         # What was kept before that cluster began with the level is of an earlier life: another one stood here then.
         since = self._document.began(other, level).version
-        return {
+        times = {
             place: each.times[level] for place, each in kept.items() if level in each.times and each.version >= since
         }
+        return times, _counted(kept)
 
     def _hear_of_keys(self, topic: str, spread_ms: int) -> None:
         """Messages of a topic went by their keys before a time, or do now. That is never forgotten: the cluster that
@@ -367,7 +370,7 @@ class OffsetDistributor:
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
             before = self._reached.get(place)
             spread_ms = STILL if place[0] in self._spreads else self._spread_ms.get(place[0], 0)
-            if times and (
+            if (
                 before is None
                 or before.topic_id != one.topic_id
                 or before.kept.spread_ms != spread_ms

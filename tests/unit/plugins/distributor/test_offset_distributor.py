@@ -52,6 +52,8 @@ class World:
         self.read = 0, -1
         self.epoch_ends = [-1]
         self.epochs_asked = 0
+        self.kept_there: dict[TopicPartition, KeptReached] = {}
+        """More of the other cluster's."""
         self.version = 1
         """That the other cluster has."""
         self.reached_there: dict[TopicPartition, int] = {}
@@ -112,7 +114,7 @@ class World:
             kept = {
                 place: KeptReached({4: self.reached_there.get(place, 3_000_000)}, self.spread_ms_there, self.version)
                 for place in PLACES
-            }
+            } | self.kept_there
             return {group: {at: CommittedOffset(0, each.metadata()) for at, each in kept.items()} for group in groups}
 
         return SimpleNamespace(committed_offsets=committed_offsets)
@@ -177,7 +179,7 @@ def test_what_was_settled_in_an_earlier_life_of_a_level_is_settled_for_nobody() 
     added = {"c2": {"by": "c1", "version": 2}}
     world = World(version=2, tree={"level": 4, "sides": ["c1", "c2"]}, added=added)
     asyncio.run(world.distributor.tick())
-    assert world.kept == {}
+    assert world.kept == dict.fromkeys(PLACES, KeptReached({}, version=2))
 
 
 def test_what_was_reached_in_an_earlier_life_of_a_level_is_reached_here_by_nobody() -> None:
@@ -388,8 +390,8 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
     document = read_document(json.dumps(DOCUMENT))
     distributor = OffsetDistributor(context, document, "c1", nothing, nothing, timestamps, nothing)
 
-    async def asked(other: str) -> dict[tuple[str, int], int]:
-        return reached
+    async def asked(other: str) -> tuple[dict[tuple[str, int], int], Mapping[str, int]]:
+        return reached, {"t-1": theirs}
 
     distributor._asked = asked  # type: ignore[method-assign]
     asyncio.run(distributor.ask("c2"))
@@ -399,6 +401,18 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
     else:
         with pytest.raises(Waits, match=f"something of {theirs} partitions of t-1, of which this cluster has 2"):
             distributor._on_the_way(("t-1", 0), read_at=6.0)
+
+
+def test_partitions_of_which_a_level_gives_nothing_yet_are_counted() -> None:
+    """They were added while the level's target was away; to others their messages go."""
+    world = World()
+    key = OffsetKey("g-1", *PLACES[0])
+    world.groups[key] = Commit(10, "", 500, 0)
+    world.kept_there["t-1", 2] = KeptReached({8: 3_000_000}, version=1)
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert not world.told
+    assert "something of 3 partitions of t-1, of which this cluster has 2" in world.distributor.unsaid[key].message
 
 
 def test_clusters_that_call_a_topic_differently_understand_each_other() -> None:
