@@ -199,10 +199,9 @@ class Changes:
             if topics
         }
 
-    async def _topics(self, cluster: LeafApi) -> dict[str, int]:
-        """The topics of the tree that a cluster has, with their partitions."""
-        found = distributed(self._document, self._leaf, await cluster.topics())
-        return {name: len(each.partitions) for name, each in found.items()}
+    async def _topics(self, cluster: LeafApi) -> dict[str, TopicInfo]:
+        """The topics of the tree that a cluster has."""
+        return distributed(self._document, self._leaf, await cluster.topics())
 
     def _behind(self, leaf: str, levels: Kept) -> Iterator[str]:
         version = self._document.tree.version
@@ -230,18 +229,20 @@ class Changes:
     async def _lacking(self, leaf: str, levels: Kept) -> list[str]:
         """What of a leaf's own log is not known to be on all others."""
         cluster = await self._cluster(leaf)
-        places = [(name, number) for name, count in (await self._topics(cluster)).items() for number in range(count)]
+        topics = await self._topics(cluster)
+        places = [(name, number) for name, each in topics.items() for number in range(len(each.partitions))]
         ends = await cluster.log_ends(places)
         reasons: list[str] = []
         for place in places:
             for level, courses in levels.items():
                 where = f"{place[0]}-{place[1]}"
+                kept = courses.get(place)
                 if place not in ends:
                     reasons.append(f"where {where} ends is not known now")
-                elif place not in courses:
+                elif kept is None or kept.topic_id != topics[place[0]].topic_id.hex():  # or of the topic before it
                     if ends[place]:
                         reasons.append(f"{where}: level {level} does not distribute it")
-                elif (why := unsettled(courses[place].course, level, ends[place])) is not None:
+                elif (why := unsettled(kept.course, level, ends[place])) is not None:
                     reasons.append(f"{where}: {why}")
         return _shortened(reasons)
 
