@@ -23,7 +23,7 @@ from support.seeds import seeds
 from isthmus_control.model import DistributionTree
 from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
-from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group
+from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group, given_group
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
@@ -510,6 +510,38 @@ def test_a_new_cluster_does_not_seem_to_have_all_when_a_topic_is_deleted_there()
         assert grove.read("b") == [[b"0"], []]
         for tasks in grove.running.values():
             await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_new_cluster_that_has_all_keeps_that_itself() -> None:
+    """Its brokers forget what it was given, if the cluster that fills it is away for a week."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    added = {"b": {"by": "a", "version": 2}}
+    grove.document = read_document(json.dumps({**written(grove.document), "version": 2, "added": added}))
+
+    async def filled(document: TreeDocument) -> bool:
+        return await is_filled(b, document, "b")  # type: ignore[arg-type]
+
+    async def test() -> None:
+        a.partition(TOPIC, 0).write_values(b"0")
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: bool(grove.read("b")[0]))
+        await asyncio.sleep(10)
+        await grove.stop(grove.running["a", 4])
+        del b.offsets[given_group("a", 4)]
+        assert await filled(grove.document)
+        await grove.stop(grove.running["b", 4])
+        grove.start("b", 4)
+        await asyncio.sleep(10)
+        assert await filled(grove.document)
+        # Of a later life of it that says nothing.
+        again = {"b": {"by": "a", "version": 3}}
+        assert not await filled(read_document(json.dumps({**written(grove.document), "version": 3, "added": again})))
+        await grove.stop(grove.running["b", 4])
 
     run_simulated(test())
 

@@ -55,6 +55,7 @@ class KeptCourse:
     ``digest``: of the tree in that version, see TreeDocument; empty: not known.
     ``spread_ms``: messages of this log went by their keys before that time, to whichever partition; 0: none ever did,
     :data:`STILL`: they do now.
+    ``filled``: in which version the source came to the tree, once it has all that was there then; 0: that is not known.
     """
 
     course: Course
@@ -64,6 +65,7 @@ class KeptCourse:
     epoch: int = -1
     digest: str = ""
     spread_ms: int = 0
+    filled: int = 0
 
     def metadata(self) -> str:
         """Raises PositionError where there are too many stretches that are not settled."""
@@ -74,6 +76,7 @@ class KeptCourse:
                 "topic_id": self.topic_id,
                 "read": [self.read, self.epoch],
                 "spread_ms": self.spread_ms,
+                "filled": self.filled,
                 "fill_until": self.course.fill_until,
                 "stretches": [[*each.term, each.leaf, each.start, each.settled] for each in self.course.stretches],
             }
@@ -97,7 +100,7 @@ class KeptCourse:
                 raise ValueError
             read, epoch = found["read"]
             course = Course(stretches, int(found["fill_until"]))
-            more = str(found.get("digest", "")), int(found.get("spread_ms", 0))
+            more = str(found.get("digest", "")), int(found.get("spread_ms", 0)), int(found.get("filled", 0))
             return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), *more)
 
 

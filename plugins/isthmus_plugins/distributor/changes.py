@@ -51,16 +51,22 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
     """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given, by its
     own names.
 
-    Brokers forget what they keep of a topic that is deleted, so it is to be kept of as many partitions as it was said
-    to be of. Where topics were deleted at the cluster that fills it, that is said anew of fewer ones.
+    Once it has, its own distributor keeps that: what it was given is forgotten where the cluster that gave it is away
+    for a week. Until then: brokers forget what they keep of a topic that is deleted, so it is to be kept of as many
+    partitions as it was said to be of. Where topics were deleted at the cluster that fills it, that is said anew of
+    fewer ones.
 
     Raises BrokerUnavailable, KafkaRefused.
     """
     by, version = document.added[leaf]
-    group = given_group(by, document.tree.level_between(by, leaf))
-    found = (await cluster.committed_offsets([group], stable=True)).get(group, {})
+    level = document.tree.level_between(by, leaf)
+    group, own = given_group(by, level), courses_group(level)
+    committed = await cluster.committed_offsets([group, own], stable=True)
+    found = committed.get(group, {})
     kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
     try:
+        if any(KeptCourse.of(each.metadata).filled == version for each in committed.get(own, {}).values()):
+            return True
         for (topic, partition), each in found.items():
             if document.has(leaf, topic):
                 kept[topic] += read_given(partition, each.offset, each.metadata).items()

@@ -40,6 +40,8 @@ class Courses:
         """Up to where this cluster's log was read, and the leader epoch there: see :class:`KeptCourse`."""
         self.spread_ms: dict[TopicPartition, int] = {}
         """Until when messages went by their keys: see :class:`KeptCourse`."""
+        self.filled = 0
+        """Since which version this cluster is in the tree, if it came to it and has all: see :class:`KeptCourse`."""
         self.wrong: dict[TopicPartition, Reason] = {}
         """What is kept and cannot be."""
 
@@ -64,6 +66,7 @@ class Courses:
         self.by_place.clear()
         self.read.clear()
         self.spread_ms.clear()
+        self.filled = 0
         self.wrong.clear()
         for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
@@ -84,6 +87,7 @@ class Courses:
                 new.append(place)
                 continue
             has_begun = True
+            self.filled = max(self.filled, kept.filled)
             if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
                 made_anew[place] = kept.course
                 continue
@@ -137,8 +141,11 @@ class Courses:
             course = self.by_place[place]
             try:
                 read = self.read.get(place, (0, -1))
-                more = self._document.digest, self.spread_ms.get(place, 0)
-                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read, *more).metadata()
+                digest, spread_ms = self._document.digest, self.spread_ms.get(place, 0)
+                kept = KeptCourse(
+                    course, self._version, self.topic_ids[place], *read, digest, spread_ms=spread_ms, filled=self.filled
+                )
+                metadata = kept.metadata()
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue

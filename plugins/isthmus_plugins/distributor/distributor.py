@@ -229,6 +229,7 @@ class Distributor:
         await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
+        await self._note_filled()
         self._settling.begin()
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
@@ -260,6 +261,15 @@ class Distributor:
         with _asking(target):
             if not await is_filled(cluster, self._document, target):
                 raise Waits(reasons.TARGET_LACKS_MESSAGES, lacks(target, added))
+
+    async def _note_filled(self) -> None:
+        """Keep that this cluster, which came to the tree, has all, before its brokers forget what it was given."""
+        added = self._document.added.get(self._leaf)
+        if added is None or self._courses.filled or self.level != self._tree.level_between(added.by, self._leaf):
+            return
+        if await is_filled(self._cluster, self._document, self._leaf):
+            self._courses.filled = added.version
+            await self._courses.keep(self.courses)
 
     async def _topics(self) -> dict[str, TopicInfo]:
         """Those of this cluster that are distributed."""
@@ -769,8 +779,10 @@ class Distributor:
         if self.target != target:
             raise Again(f"the target is {self.target}")
         await self._courses.keep(self.courses if again else await self._settling.settle(), again)
-        if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
-            raise Again("topics have changed")
+        if asyncio.get_running_loop().time() >= self._look_again_at:
+            await self._note_filled()
+            if await self._look(target) != self._looked:
+                raise Again("topics have changed")
 
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():
