@@ -23,10 +23,18 @@ from support.seeds import seeds
 from isthmus_control.model import DistributionTree
 from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
+from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group, given_group
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
-from isthmus_plugins.distributor.reasons import NAME_DOES_NOT_FIT, TARGET_REFUSES_RECORDS, TOPIC_MISSING
+from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.reasons import (
+    NAME_DOES_NOT_FIT,
+    TARGET_REFUSES_RECORDS,
+    TARGET_UNREACHABLE,
+    TOPIC_MISSING,
+    Waits,
+)
 
 SEEDS = 20
 TOPIC = "t-1"
@@ -336,6 +344,40 @@ def test_a_log_that_lost_its_end_twice_gives_what_came_in_place_of_either() -> N
     run_simulated(test())
 
 
+def test_that_a_log_lost_its_end_is_kept_also_while_the_target_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is longer than before soon, and what came in the place of what was lost would seem to be settled."""
+    grove = Grove(0, True)
+    a = grove.clusters["a"]
+    log = a.partition(TOPIC, 0)
+
+    async def not_reached(leaves: Leaves, name: str) -> Any:
+        raise Waits(TARGET_UNREACHABLE, f"cluster {name} is not reached")
+
+    def settled() -> int:
+        kept = a.offsets.get(courses_group(4), {}).get((TOPIC, 0))
+        return 0 if kept is None else KeptCourse.of(kept.metadata).course.settled
+
+    async def test() -> None:
+        for number in range(10):
+            log.write_values(b"%d" % number)
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: settled() == 10)
+        for tasks in grove.running.values():
+            await grove.stop(tasks, killed=True)
+        a.lose_ends(log.leader, lambda partition: 2 if partition is log else 0)
+        assert log.end == 8
+        log.write_values(*(b"new %d" % number for number in range(10)))
+        monkeypatch.setattr(Leaves, "itself", not_reached)
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: settled() == 8)
+        await grove.stop(grove.running["a", 4])
+
+    run_simulated(test())
+
+
 def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -372,6 +414,41 @@ def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_a
         assert sum(map(len, grove.read("b"))) == 6
         await grove.stop(grove.running["a", 4])
         await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
+
+
+def test_until_when_messages_went_by_their_keys_is_kept() -> None:
+    """Before any does, and before none does any more; so it is known whoever is killed, and whoever takes over."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    b.add_topic(TOPIC, 3)
+
+    def kept() -> set[int]:
+        return {KeptCourse.of(each.metadata).spread_ms for each in a.offsets[courses_group(4)].values()}
+
+    async def test() -> None:
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None)
+        assert kept() == {STILL}
+        await grove.stop(grove.running["a", 4], killed=True)
+        await a.create_partitions(TOPIC, 3)
+        grove.start("a", 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None and len(distributor.positions) == 3)
+        before = kept() - {0}
+        assert len(before) == 1
+        assert STILL not in before
+        await grove.stop(grove.running["a", 4])
+        grove.start("a", 4)
+        await asyncio.sleep(20)
+        assert kept() - {0} == before
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
 
     run_simulated(test())
 
@@ -446,6 +523,38 @@ def test_a_new_cluster_does_not_seem_to_have_all_when_a_topic_is_deleted_there()
         assert grove.read("b") == [[b"0"], []]
         for tasks in grove.running.values():
             await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_new_cluster_that_has_all_keeps_that_itself() -> None:
+    """Its brokers forget what it was given, if the cluster that fills it is away for a week."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    added = {"b": {"by": "a", "version": 2}}
+    grove.document = read_document(json.dumps({**written(grove.document), "version": 2, "added": added}))
+
+    async def filled(document: TreeDocument) -> bool:
+        return await is_filled(b, document, "b")  # type: ignore[arg-type]
+
+    async def test() -> None:
+        a.partition(TOPIC, 0).write_values(b"0")
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: bool(grove.read("b")[0]))
+        await asyncio.sleep(10)
+        await grove.stop(grove.running["a", 4])
+        del b.offsets[given_group("a", 4)]
+        assert await filled(grove.document)
+        await grove.stop(grove.running["b", 4])
+        grove.start("b", 4)
+        await asyncio.sleep(10)
+        assert await filled(grove.document)
+        # Of a later life of it that says nothing.
+        again = {"b": {"by": "a", "version": 3}}
+        assert not await filled(read_document(json.dumps({**written(grove.document), "version": 3, "added": again})))
+        await grove.stop(grove.running["b", 4])
 
     run_simulated(test())
 

@@ -39,6 +39,10 @@ class Courses:
         self.by_place: dict[TopicPartition, Course] = {}
         self.read: dict[TopicPartition, tuple[int, int]] = {}
         """Up to where this cluster's log was read, and the leader epoch there: see :class:`KeptCourse`."""
+        self.spread_ms: dict[TopicPartition, int] = {}
+        """Until when messages went by their keys: see :class:`KeptCourse`."""
+        self.filled = 0
+        """Since which version this cluster is in the tree, if it came to it and has all: see :class:`KeptCourse`."""
         self.wrong: dict[TopicPartition, Reason] = {}
         """What is kept and cannot be."""
 
@@ -63,6 +67,8 @@ class Courses:
         self._kept.clear()
         self.by_place.clear()
         self.read.clear()
+        self.spread_ms.clear()
+        self.filled = 0
         self.wrong.clear()
         for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
@@ -78,10 +84,12 @@ class Courses:
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue
+            self.spread_ms[place] = kept.spread_ms  # what another life of it has given stands where it is
             if kept.version < self._since:
                 new.append(place)
                 continue
             has_begun = True
+            self.filled = max(self.filled, kept.filled)
             if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
                 made_anew[place] = kept.course
                 ids_before.add(kept.topic_id)
@@ -150,8 +158,11 @@ class Courses:
             course = self.by_place[place]
             try:
                 read = self.read.get(place, (0, -1))
-                digest = self._document.digest
-                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read, digest).metadata()
+                digest, spread_ms = self._document.digest, self.spread_ms.get(place, 0)
+                kept = KeptCourse(
+                    course, self._version, self.topic_ids[place], *read, digest, spread_ms=spread_ms, filled=self.filled
+                )
+                metadata = kept.metadata()
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue

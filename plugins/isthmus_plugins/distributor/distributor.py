@@ -41,6 +41,7 @@ from isthmus_plugins.cluster import (
 from isthmus_plugins.distribution.copies import Copies
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import (
+    STILL,
     TIMES_TOPIC,
     KeptCourse,
     KeptGiven,
@@ -264,6 +265,7 @@ class Distributor:
         await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
+        await self._note_filled()
         self._settling.begin()
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
@@ -271,6 +273,7 @@ class Distributor:
         self._keep_at, self._not_kept = math.inf, 0
         self._not_read = dict(self._courses.wrong)
         await some_at_once(PLACES_AT_ONCE, self._cut_where_read, list(self.courses))
+        await self._courses.keep(self.courses)  # others look at what is settled, whether the target is reached or not
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
@@ -294,6 +297,15 @@ class Distributor:
         with _asking(target):
             if not await is_filled(cluster, self._document, target):
                 raise Waits(reasons.TARGET_LACKS_MESSAGES, lacks(target, added))
+
+    async def _note_filled(self) -> None:
+        """Keep that this cluster, which came to the tree, has all, before its brokers forget what it was given."""
+        added = self._document.added.get(self._leaf)
+        if added is None or self._courses.filled or self.level != self._tree.level_between(added.by, self._leaf):
+            return
+        if await is_filled(self._cluster, self._document, self._leaf):
+            self._courses.filled = added.version
+            await self._courses.keep(self.courses)
 
     async def _topics(self) -> dict[str, TopicInfo]:
         """Those of this cluster that are distributed."""
@@ -422,6 +434,8 @@ class Distributor:
         self._filled = sum(self._document.has(self._leaf, topic) for topic, _ in may_fill) if fills else 0
         found = await some_at_once(PLACES_AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
+        for place in positions:
+            self._note_spread(place)
         await self._courses.keep(positions)
         for place, position in positions.items() if fills else ():
             # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
@@ -437,6 +451,14 @@ class Distributor:
             self._mark(place, position)
         self.positions = positions
         return positions
+
+    def _note_spread(self, place: TopicPartition) -> None:
+        """Until when messages go by their keys: to be kept before any does, or none does any more."""
+        known = self._courses.spread_ms.get(place, 0)
+        if place[0] in self.by_key:
+            self._courses.spread_ms[place] = STILL
+        elif known == STILL or (place in self._spread and not known):
+            self._courses.spread_ms[place] = int(self._context.clock.time() * 1000)
 
     async def _topics_there(self, cluster: LeafApi, leaf: str, topics: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""
@@ -798,8 +820,10 @@ class Distributor:
         """What is looked at beside the giving. Raises Again, and what ends that."""
         check_lease(self._context)
         await self._courses.keep(self.courses if again else await self._settling.settle(), again)
-        if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
-            raise Again("topics have changed")
+        if asyncio.get_running_loop().time() >= self._look_again_at:
+            await self._note_filled()
+            if await self._look(target) != self._looked:
+                raise Again("topics have changed")
 
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():

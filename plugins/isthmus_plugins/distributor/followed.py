@@ -62,6 +62,15 @@ class Commits(Following[CommitsLog]):
             if place not in found.unreadable and not unmarked(commit.metadata)[0]
         }
 
+    def offsets(self, group: str) -> dict[TopicPartition, int]:
+        """Where a group goes on, whoever has committed that; but for what cannot be read."""
+        return {
+            place: commit.offset
+            for _, found in self._groups(group)
+            for place, commit in found.offsets.items()
+            if place not in found.unreadable
+        }
+
     def has(self, key: OffsetKey) -> bool:
         """Whether there is a commit, whoever has made it."""
         place = key.topic, key.partition
