@@ -21,7 +21,7 @@ from support.fake_transactions import TransactingCluster
 from support.seeds import seeds
 
 from isthmus_control.model import DistributionTree
-from isthmus_plugins.cluster import TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
 from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group, given_group
 from isthmus_plugins.distributor import distributor as distributor_module
@@ -642,6 +642,73 @@ def test_a_switch_between_targets_that_answer_gives_nothing_twice(exactly_once: 
             await _until(lambda: all({*grove.read(name)[0]} == {*grove.read("a")[0]} for name in "bc"))
         for name in "bc":
             assert grove.read(name)[0] == grove.read("a")[0]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_target_that_stays_is_given_nothing_twice_where_the_one_before_is_given_up() -> None:
+    """An operator says so once more, or no more: what is under way ends before it begins again."""
+    grove = Grove(0, False, "abc")
+    log = grove.clusters["a"].partition(TOPIC)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        for number in range(1_000):
+            log.write_values(b"%d" % number)
+            grove.given_up = (8,) if number >= 200 else ()
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            await _until(lambda: all({*grove.read(name)[0]} == {*grove.read("a")[0]} for name in "bc"))
+        for name in "bc":
+            assert grove.read(name)[0] == grove.read("a")[0]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_target_that_is_given_up_and_answers_has_what_it_was_given_where_this_cluster_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This cluster's brokers are asked for where its log ends, and what they do not say is nothing that others lack."""
+    grove = Grove(0, True, "abc")
+    a = grove.clusters["a"]
+    log, log_end = a.partition(TOPIC), a.log_end
+    place = "a", 8
+    asked = 0
+
+    async def log_end_fails(topic: str, partition: int) -> int:
+        nonlocal asked
+        asked += partition == 0
+        if asked == 2:  # first of what was read, then of what the target before was given
+            raise BrokerUnavailable("no answer")
+        return await log_end(topic, partition)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            grove.start(name, 8)
+        former = grove.distributors[place].target
+        other = "c" if former == "b" else "b"
+        log.write_values(b"0", b"1")
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.distributors[place].positions.get((TOPIC, 0)) == 2)
+        monkeypatch.setattr(a, "log_end", log_end_fails)
+        grove.chosen[place], grove.given_up = other, (8,)
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.distributors[place].courses[TOPIC, 0].current.leaf == other)
+        log.write_values(b"2")
+        async with asyncio.timeout(20):
+            await _until(lambda: b"2" in grove.read(other)[0])
+        assert asked > 2
+        for name in "bc":
+            grove.start(name, 4)
+        async with asyncio.timeout(60):
+            await _until(grove.is_settled)
+        assert all(sorted(grove.read(name)[0]) == [b"0", b"1", b"2"] for name in "bc")
         for tasks in grove.running.values():
             await grove.stop(tasks)
 

@@ -123,6 +123,8 @@ class Distributor:
         self._leaves = Leaves(context, document, leaf)
         self._courses = Courses(self._cluster, document, leaf, level)
         self._settling = Settling(self._courses, self._leaves, document, level)
+        self._acts_on = "", False
+        """The target, and whether the one before is given up, as it began with them."""
         self._target: Transactions | None = None
         self._refusals = Refusals()
         self._reads = Reads(self._cluster, self._lane)
@@ -200,6 +202,11 @@ class Distributor:
         return known is not None and self.level in known.given_up
 
     @property
+    def _is_chosen_anew(self) -> bool:
+        """Whether the target is another one now, or the one before is given up, or no more."""
+        return (self.target, self._gives_up) != self._acts_on
+
+    @property
     def fill(self) -> tuple[int, int]:
         """Of what a new leaf is filled with: offsets that are left to be given, and of how many; (0, 0): it has all."""
         left = total = 0
@@ -245,18 +252,18 @@ class Distributor:
         What is cancelled then is in doubt, as of a process that died: whoever begins again fences it, or goes back.
         """
         target = self.target
-        chosen = target, self._gives_up
+        self._acts_on = target, self._gives_up
         work = asyncio.get_running_loop().create_task(self._distribute(target), name=f"{self._lane}/distribute")
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=TICK_S)
-                if (self.target, self._gives_up) != chosen:
+                if self._is_chosen_anew:
                     self._reads.wake()
                     await asyncio.wait([work], timeout=SWITCHING_S)
                     break
             if work.done():
                 work.result()
-            raise Again(f"the target is {self.target}")
+            raise Again("what is under way does not end")
         finally:
             await _ended(work)
 
@@ -328,7 +335,8 @@ class Distributor:
         for leaf, places in before.items():
             gives_up = self._gives_up
             try:
-                await self._hand_over(leaf, places, target, GIVEN_UP_S if gives_up else None)
+                async with asyncio.timeout(GIVEN_UP_S if gives_up else None):
+                    given = await self._fenced(leaf)
             except (Waits, BrokerUnavailable, KafkaRefused, TimeoutError) as error:
                 if not gives_up:
                     raise Waits(
@@ -338,17 +346,22 @@ class Distributor:
                     ) from error
                 for place in places:
                     self._courses.by_place[place] = self.courses[place].gone_back({leaf}, target)
+            else:
+                await self._hand_over(given, places, target)
         await self._courses.keep([place for places in before.values() for place in places])
         self._not_read |= self._courses.wrong
 
+    async def _fenced(self, leaf: str) -> Mapping[TopicPartition, KeptGiven | PositionError]:
+        """What a target was given that is given nothing any more. Raises Waits, BrokerUnavailable, KafkaRefused."""
+        cluster = await self._leaves.reached(leaf)
+        await (await self._leaves.transactions(leaf, self._transactions)).begin()
+        given, _ = await self._given_to(cluster, leaf)
+        return given
+
     async def _hand_over(
-        self, leaf: str, places: Sequence[TopicPartition], target: str, within_s: float | None
+        self, given: Mapping[TopicPartition, KeptGiven | PositionError], places: Sequence[TopicPartition], target: str
     ) -> None:
         """A target that answers is switched where it was given all: nobody gives it anything any more."""
-        async with asyncio.timeout(within_s):
-            cluster = await self._leaves.reached(leaf)
-            await (await self._leaves.transactions(leaf, self._transactions)).begin()
-            given, _ = await self._given_to(cluster, leaf)
         for place in places:
             at = await self._said(given, place)
             if at is None:
@@ -605,7 +618,7 @@ class Distributor:
         tick: asyncio.Task[None] | None = None
         try:
             while True:
-                if self.target != target:
+                if self._is_chosen_anew:
                     raise Again(f"the target is {self.target}")
                 if not self._preparing:
                     due_now = due if tick is None else math.inf
