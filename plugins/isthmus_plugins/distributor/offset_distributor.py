@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import Reason
@@ -78,6 +80,28 @@ class Reached(NamedTuple):
     """Monotonic seconds."""
 
 
+class EpochEnd(NamedTuple):
+    """Where a leader epoch ends in a log."""
+
+    topic_id: bytes
+    leader_epoch: int
+    """A later one: of who said so."""
+    end: int
+    """-1: that is not known."""
+
+
+class ByKeys(NamedTuple):
+    """Of a group, and a topic of which messages went by their keys: they stand in any partition elsewhere."""
+
+    least: int | None
+    """The least timestamp of what may have gone by its key, and the group has not read here, or is on its way here."""
+    read_at: float
+    """Monotonic seconds: when the first of the topic's logs was read."""
+
+
+NOTHING_BY_KEYS: Final = ByKeys(None, math.inf)
+
+
 class OffsetDistributor:
     """Of this cluster."""
 
@@ -118,8 +142,8 @@ class OffsetDistributor:
         """By topic: before which time messages went by their keys somewhere in the tree."""
         self._spreads: set[str] = set()
         """Topics of which this cluster's messages go by their keys now."""
-        self._epoch_ends: dict[tuple[TopicPartition, int], tuple[bytes, int, int]] = {}
-        """By partition and leader epoch: where that ends, as the log's id and a later leader epoch were these."""
+        self._epoch_ends: dict[tuple[TopicPartition, int], EpochEnd] = {}
+        """By partition and leader epoch, as it was asked last."""
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -235,10 +259,11 @@ class OffsetDistributor:
         if not self._timestamps.logs:
             return
         levels = [above.level for above in self._tree.above(self._leaf)]
-        settled = await self._settled(levels)
+        logs = dict(self._timestamps.logs)
+        settled = await self._settled(levels, logs)
         self.count_partitions()
+        news = self._news(levels, settled, logs)
         records = await self._known_gone(self._records()) if self._commits.loaded and self._times.loaded else {}
-        news = self._news(levels, settled)
         batches = list(self._batches(records, int(self._clock.time() * 1000)))
         places = list(news)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
@@ -263,23 +288,33 @@ class OffsetDistributor:
         own, now = self._commits.own(), self._clock.monotonic()
         for gone in self.unsaid.keys() - own.keys():
             del self.unsaid[gone]
+        by_topic: dict[tuple[str, str], list[OffsetKey]] = defaultdict(list)
         for key, commit in own.items():
-            one, known = self._timestamps.logs.get(key[1:]), self._times.latest.get(key)
-            if one is None or commit.offset < 0 or not was_last_here(commit.committed_ms, known):
+            known = self._times.latest.get(key)
+            if key[1:] in self._timestamps.logs and commit.offset >= 0 and was_last_here(commit.committed_ms, known):
+                by_topic[key.group, key.topic].append(key)
+            else:
                 self.unsaid.pop(key, None)
-                continue
+        for (group, topic), keys in by_topic.items():
             try:
-                time = self._time(key, commit, one)
+                by_keys = self._by_keys(group, topic)
             except Waits as waits:
-                self.unsaid[key] = waits.reason
+                self.unsaid |= dict.fromkeys(keys, waits.reason)
                 continue
-            if time is None:
-                continue
-            self.unsaid.pop(key, None)
-            said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
-            is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
-            if is_due or is_news(said, known, self._margin_of(key.group)):
-                found[key] = said
+            for key in keys if by_keys is not None else ():
+                commit, known = own[key], self._times.latest.get(key)
+                try:
+                    time = self._time(key, commit, by_keys)
+                except Waits as waits:
+                    self.unsaid[key] = waits.reason
+                    continue
+                if time is None:
+                    continue
+                self.unsaid.pop(key, None)
+                said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
+                is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
+                if is_due or is_news(said, known, self._margin_of(group)):
+                    found[key] = said
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
                 found[key] = None
@@ -299,40 +334,44 @@ class OffsetDistributor:
             if said is not None or (key.group in found and key[1:] not in found[key.group])
         }
 
-    def _time(self, key: OffsetKey, commit: Commit, one: TimedLog) -> int | None:
-        """What to say of a group; None: nothing yet. Raises Waits."""
-        place = key.topic, key.partition
-        if not self._is_read(place, one, commit.offset):
-            return None
-        spread_ms = self._spread_ms.get(key.topic)
-        beside: dict[TopicPartition, TimedLog] = {}
-        if spread_ms is not None:
-            logs = self._timestamps.logs.items()
-            beside = {each: log for each, log in logs if each[0] == key.topic and each != place}
-        committed = self._commits.offsets(key.group) if beside else {}
-        offsets = {each: max(committed.get(each, 0), log.start) for each, log in beside.items()}
-        unread_yet = [each for each, log in beside.items() if not self._is_read(each, log, offsets[each])]
+    def _by_keys(self, group: str, topic: str) -> ByKeys | None:
+        """What holds a group back in each partition of a topic; None: that is not known yet. Raises Waits."""
+        spread_ms = self._spread_ms.get(topic)
+        if spread_ms is None:
+            return NOTHING_BY_KEYS
+        places = [(topic, partition) for partition in range(self._partitions[topic])]
+        logs = {place: self._timestamps.logs[place] for place in places}
+        committed = self._commits.offsets(group, places)
+        offsets = {place: max(committed.get(place, 0), one.start) for place, one in logs.items()}
+        unread_yet = [place for place, one in logs.items() if not self._is_read(place, one, offsets[place])]
         if unread_yet:
             return None
-        read_at = min(each.read_at for each in (one, *beside.values()) if each.read_at is not None)
-        on_the_way = self._on_the_way(place, read_at)
-        if on_the_way is None:
-            return None
-        margin_ms = self._margin_of(key.group)
-        by_keys: list[int | None] = []
-        for each, log in beside.items():
-            coming = self._on_the_way(each, read_at)
+        read_at = min((one.read_at for one in logs.values() if one.read_at is not None), default=math.inf)
+        times: list[int | None] = []
+        for place, one in logs.items():
+            coming = self._on_the_way(place, read_at)
             if coming is None:
                 return None
-            by_keys += [log.least.from_offset(offsets[each]), *coming]
+            times += [one.least.from_offset(offsets[place]), *coming]
         # What is later than messages went by their keys stands in the same partition everywhere.
-        earlier = [each for each in by_keys if each is not None and each <= (spread_ms or 0) + margin_ms]
-        unread = one.least.since(max(commit.offset, one.start))
-        unread = min(earlier if unread is None else [unread, *earlier], default=None)
-        return time_to_send(unread, on_the_way, margin_ms)
+        last = spread_ms + self._margin_of(group)
+        return ByKeys(min((each for each in times if each is not None and each <= last), default=None), read_at)
+
+    def _time(self, key: OffsetKey, commit: Commit, by_keys: ByKeys) -> int | None:
+        """What to say of a group; None: nothing yet. Raises Waits."""
+        place = key.topic, key.partition
+        one = self._timestamps.logs[place]
+        if not self._is_read(place, one, commit.offset) or one.read_at is None:
+            return None
+        on_the_way = self._on_the_way(place, min(one.read_at, by_keys.read_at))
+        if on_the_way is None:
+            return None
+        unread = one.least.since(max(commit.offset, one.start)), by_keys.least
+        least = min((each for each in unread if each is not None), default=None)
+        return time_to_send(least, on_the_way, self._margin_of(key.group))
 
     def _is_read(self, place: TopicPartition, one: TimedLog, offset: int) -> bool:
-        """Whether all that a log has from a group's offset on was read. Raises Waits."""
+        """Whether all that a log has from a group's offset on was read; else it begins to be. Raises Waits."""
         if one.broken is not None:
             raise Waits(reasons.MALFORMED_BATCH, one.broken)
         if one.is_append_time:
@@ -364,11 +403,18 @@ class OffsetDistributor:
         if some:
             yield encode_batch(some, PLAIN_HEADER)
 
-    def _news(self, levels: Sequence[int], settled: Mapping[CourseOf, int]) -> dict[TopicPartition, Reached]:
-        """What this cluster has reached at others, of partitions of which that has changed."""
+    def _news(
+        self, levels: Sequence[int], settled: Mapping[CourseOf, int], logs: Mapping[TopicPartition, TimedLog]
+    ) -> dict[TopicPartition, Reached]:
+        """What this cluster has reached at others, of partitions of which that has changed.
+
+        ``logs``: of which what is settled was asked for.
+        """
         now = self._clock.monotonic()
         changed: dict[TopicPartition, Reached] = {}
-        for place, one in list(self._timestamps.logs.items()):
+        for place, one in logs.items():
+            if self._timestamps.logs.get(place) is not one:
+                continue  # it is read anew: of another leader maybe, whose log lacks what was settled
             if one.read_at is None or one.broken is not None:
                 continue
             upto = {
@@ -396,7 +442,7 @@ class OffsetDistributor:
                 changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms, self._tree.version), now)
         return changed
 
-    async def _settled(self, levels: Sequence[int]) -> dict[CourseOf, int]:
+    async def _settled(self, levels: Sequence[int], logs: Mapping[TopicPartition, TimedLog]) -> dict[CourseOf, int]:
         """What this cluster's distributors have settled, of what its logs hold.
 
         One that lost its end may be longer than before by now, and its distributor not have noticed: what stands in the
@@ -405,31 +451,29 @@ class OffsetDistributor:
         courses = await self.courses(levels)
         asked: dict[TopicPartition, set[int]] = {}
         for (_, topic, partition, _), kept in courses.items():
-            one = self._timestamps.logs.get((topic, partition))
+            one = logs.get((topic, partition))
             if one is not None and 0 <= kept.epoch < one.leader_epoch:
                 asked.setdefault((topic, partition), set()).add(kept.epoch)
         epochs = [(place, epoch) for place, epochs in asked.items() for epoch in epochs]
-        ends = dict(zip(epochs, await some_at_once(PLACES_AT_ONCE, self._epoch_end, epochs), strict=True))
+        found = await some_at_once(PLACES_AT_ONCE, partial(self._epoch_end, logs), epochs)
+        self._epoch_ends = dict(zip(epochs, found, strict=True))
         settled: dict[CourseOf, int] = {}
         for course_of, kept in courses.items():
             _, topic, partition, _ = course_of
-            end = ends.get(((topic, partition), kept.epoch), -1)
+            known = self._epoch_ends.get(((topic, partition), kept.epoch))
+            end = -1 if known is None else known.end
             is_cut = 0 <= end < kept.read
             settled[course_of] = min(kept.course.settled, end) if is_cut else kept.course.settled
         return settled
 
-    async def _epoch_end(self, asked: tuple[TopicPartition, int]) -> int:
-        """Where an earlier leader epoch ends in a log, which does not change while that has the same leader; -1: that
-        is not known."""
+    async def _epoch_end(self, logs: Mapping[TopicPartition, TimedLog], asked: tuple[TopicPartition, int]) -> EpochEnd:
+        """Where an earlier leader epoch ends in a log, which does not change while that has the same leader."""
         place, epoch = asked
-        one = self._timestamps.logs.get(place)
-        if one is None:
-            return -1
-        known = self._epoch_ends.get(asked)
-        if known is None or known[:2] != (one.topic_id, one.leader_epoch):
+        one, known = logs[place], self._epoch_ends.get(asked)
+        if known is None or (known.topic_id, known.leader_epoch) != (one.topic_id, one.leader_epoch):
             _, end = await self._cluster.epoch_end(*place, epoch)
-            known = self._epoch_ends[asked] = one.topic_id, one.leader_epoch, end
-        return known[2]
+            known = EpochEnd(one.topic_id, one.leader_epoch, end)
+        return known
 
     async def courses(self, levels: Sequence[int]) -> dict[CourseOf, KeptCourse]:
         """Of this cluster's distributors, as they have kept them.

@@ -46,6 +46,7 @@ class World:
         self.kept: dict[TopicPartition, KeptReached] = {}
         self.cannot_be_asked: set[str] = set()
         self.on_commit: Callable[[], None] = lambda: None
+        self.on_epoch_end: Callable[[], None] = lambda: None
         self.groups: dict[OffsetKey, Commit] = {}
         self.unread: set[OffsetKey] = set()
         """What its brokers have, and was not read."""
@@ -64,7 +65,7 @@ class World:
         context: Any = SimpleNamespace(cluster=self, clock=clock)
         commits: Any = SimpleNamespace(
             loaded=True, own=lambda: self.groups, has=self.groups.__contains__, follows=lambda _: True,
-            offsets=lambda group: {key[1:]: each.offset for key, each in self.groups.items() if key.group == group},
+            offsets=lambda group, _: {key[1:]: each.offset for key, each in self.groups.items() if key.group == group},
         )  # fmt: skip
         timestamps: Any = SimpleNamespace(logs=self.logs)
         leaves: Any = SimpleNamespace(reached=self.other)
@@ -96,6 +97,7 @@ class World:
     async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
         assert epoch == self.read[1]
         self.epochs_asked += 1
+        self.on_epoch_end()
         return epoch, self.epoch_ends[-1]
 
     async def begin(self) -> None:
@@ -234,6 +236,41 @@ def test_a_log_that_lost_its_end_and_is_longer_now_is_settled_up_to_where_it_was
     assert asked == world.epochs_asked == 2 * 4
 
 
+def test_what_is_settled_is_of_the_log_that_was_there_when_it_was_asked_for() -> None:
+    """Another leader's, which lacks what was settled, may be read to its end meanwhile, and be longer again."""
+    world = World()
+    place, other = PLACES
+    world.read = 10, 3
+    world.logs[place].leader_epoch, world.logs[other].leader_epoch = 3, 4
+    world.epoch_ends = [10]
+
+    def elected() -> None:
+        one = world.logs[place] = world.log()
+        one.least = LeastTimestamps()
+        for offset, time in ((9, 700_000), (11, 800_000)):
+            one.least.appended(offset, time)
+        one.position, one.leader_epoch = 12, 5
+
+    world.on_epoch_end = elected
+    asyncio.run(world.distributor.tick())
+    assert world.kept.keys() == {other}
+    world.on_epoch_end = lambda: None
+    world.epoch_ends.append(8)
+    asyncio.run(world.distributor.tick())
+    assert world.kept[place].times == {4: 700_000}
+
+
+def test_where_epochs_end_is_known_of_no_more_than_is_asked() -> None:
+    world = World()
+    for epoch in (3, 4, 5):
+        world.read = 10, epoch
+        for one in world.logs.values():
+            one.leader_epoch = 6
+        asyncio.run(world.distributor.tick())
+    assert world.epochs_asked == 2 * 3
+    assert {epoch for _, epoch in world.distributor._epoch_ends} == {5}
+
+
 def test_a_group_that_has_committed_what_a_log_does_not_have_has_not_read_it_to_its_end() -> None:
     """The log lost its end, or is another topic's by now."""
     world = World()
@@ -338,6 +375,27 @@ def test_what_may_have_gone_by_its_key_holds_back_all_partitions_of_its_topic(
         }
 
     asyncio.run(test())
+
+
+def test_what_may_have_gone_by_its_key_is_looked_for_once_for_each_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a second, for good: not in all partitions again for each of them."""
+    world = World()
+    places = [("t-1", number) for number in range(50)]
+    world.logs |= {place: world.log() for place in places}
+    world.kept_there = dict.fromkeys(places, KeptReached({4: 3_000_000}, 900_000, 1))
+    world.groups |= {OffsetKey("g-1", *place): Commit(9, "", 500, 0) for place in places}
+    looked: list[TopicPartition] = []
+    on_the_way = OffsetDistributor._on_the_way
+
+    def counted(self: OffsetDistributor, place: TopicPartition, read_at: float) -> list[int] | None:
+        looked.append(place)
+        return on_the_way(self, place, read_at)
+
+    monkeypatch.setattr(OffsetDistributor, "_on_the_way", counted)
+    asyncio.run(world.distributor.ask("c2"))
+    asyncio.run(world.distributor.tick())
+    assert len(world.told) == len(places)
+    assert len(looked) <= 2 * len(places)
 
 
 def test_what_is_on_its_way_to_another_partition_may_have_gone_by_its_key() -> None:
