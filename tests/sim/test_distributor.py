@@ -22,6 +22,7 @@ from support.seeds import seeds
 
 from isthmus_control.model import DistributionTree
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.distribution import kept as kept_module
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
 from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group, given_group
 from isthmus_plugins.distributor import distributor as distributor_module
@@ -30,6 +31,7 @@ from isthmus_plugins.distributor.distributor import Distributor
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reasons import (
     NAME_DOES_NOT_FIT,
+    POSITIONS_CONTRADICT,
     TARGET_REFUSES_RECORDS,
     TARGET_UNREACHABLE,
     TOPIC_MISSING,
@@ -447,6 +449,39 @@ def test_until_when_messages_went_by_their_keys_is_kept() -> None:
         grove.start("a", 4)
         await asyncio.sleep(20)
         assert kept() - {0} == before
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_nothing_goes_by_its_key_where_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with many targets that were given what is not settled: nobody would know that it is in other partitions."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+
+    def kept() -> list[str]:
+        return [each.metadata for each in a.offsets.get(courses_group(4), {}).values()]
+
+    async def test() -> None:
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None)
+        monkeypatch.setattr(kept_module, "METADATA_BYTES_MAX", max(map(len, kept())) + len("0"))
+        await b.create_partitions(TOPIC, 3)
+        await asyncio.sleep(10)
+        a.partition(TOPIC, 0).write_values(b"0")
+        await asyncio.sleep(10)
+        assert not any(grove.read("b"))
+        assert {reason.code for reason in distributor.left_out.values()} == {POSITIONS_CONTRADICT}
+        monkeypatch.undo()
+        await grove.stop(grove.running["a", 4])
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: any(grove.read("b")))
+        assert {KeptCourse.of(each).spread_ms for each in kept()} == {STILL}
         for tasks in grove.running.values():
             await grove.stop(tasks)
 

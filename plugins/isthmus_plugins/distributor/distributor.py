@@ -450,6 +450,8 @@ class Distributor:
         for place in positions:
             self._note_spread(place)
         await self._courses.keep(positions)
+        self._not_read |= self._courses.wrong
+        positions = {place: position for place, position in positions.items() if place not in self._not_read}
         for place, position in positions.items() if fills else ():
             # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
             known, said = self._given.get(place), Given(self.courses[place].current.term, position)
