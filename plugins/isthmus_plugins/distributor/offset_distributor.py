@@ -301,7 +301,9 @@ class OffsetDistributor:
             except Waits as waits:
                 self.unsaid |= dict.fromkeys(keys, waits.reason)
                 continue
-            for key in keys if by_keys is not None else ():
+            if by_keys is None:
+                continue
+            for key in keys:
                 commit, known = own[key], self._times.latest.get(key)
                 try:
                     time = self._time(key, commit, by_keys)
