@@ -55,7 +55,7 @@ class KeptCourse:
     ``digest``: of the tree in that version, see TreeDocument; empty: not known.
     ``spread_ms``: messages of this log went by their keys before that time, to whichever partition; 0: none ever did,
     :data:`STILL`: they do now.
-    ``filled``: in which version the source came to the tree, once it has all that was there then; 0: that is not known.
+    ``has_all_of``: the version in which the source came to the tree, once it has all that was there then; 0: not known.
     """
 
     course: Course
@@ -65,7 +65,7 @@ class KeptCourse:
     epoch: int = -1
     digest: str = ""
     spread_ms: int = 0
-    filled: int = 0
+    has_all_of: int = 0
 
     def metadata(self) -> str:
         """Raises PositionError where there are too many stretches that are not settled."""
@@ -76,7 +76,7 @@ class KeptCourse:
                 "topic_id": self.topic_id,
                 "read": [self.read, self.epoch],
                 "spread_ms": self.spread_ms,
-                "filled": self.filled,
+                "has_all_of": self.has_all_of,
                 "fill_until": self.course.fill_until,
                 "stretches": [[*each.term, each.leaf, each.start, each.settled] for each in self.course.stretches],
             }
@@ -100,7 +100,7 @@ class KeptCourse:
                 raise ValueError
             read, epoch = found["read"]
             course = Course(stretches, int(found["fill_until"]))
-            more = str(found.get("digest", "")), int(found.get("spread_ms", 0)), int(found.get("filled", 0))
+            more = str(found.get("digest", "")), int(found.get("spread_ms", 0)), int(found.get("has_all_of", 0))
             return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), *more)
 
 

@@ -65,7 +65,7 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
     found = committed.get(group, {})
     kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
     try:
-        if any(KeptCourse.of(each.metadata).filled == version for each in committed.get(own, {}).values()):
+        if any(KeptCourse.of(each.metadata).has_all_of == version for each in committed.get(own, {}).values()):
             return True
         for (topic, partition), each in found.items():
             if document.has(leaf, topic):

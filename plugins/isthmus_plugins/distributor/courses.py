@@ -41,8 +41,8 @@ class Courses:
         """Up to where this cluster's log was read, and the leader epoch there: see :class:`KeptCourse`."""
         self.spread_ms: dict[TopicPartition, int] = {}
         """Until when messages went by their keys: see :class:`KeptCourse`."""
-        self.filled = 0
-        """Since which version this cluster is in the tree, if it came to it and has all: see :class:`KeptCourse`."""
+        self.has_all_of = 0
+        """The version in which this cluster came to the tree, once it has all: see :class:`KeptCourse`."""
         self.wrong: dict[TopicPartition, Reason] = {}
         """What is kept and cannot be."""
 
@@ -68,7 +68,7 @@ class Courses:
         self.by_place.clear()
         self.read.clear()
         self.spread_ms.clear()
-        self.filled = 0
+        self.has_all_of = 0
         self.wrong.clear()
         for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
@@ -89,7 +89,7 @@ class Courses:
                 new.append(place)
                 continue
             has_begun = True
-            self.filled = max(self.filled, kept.filled)
+            self.has_all_of = max(self.has_all_of, kept.has_all_of)
             if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
                 made_anew[place] = kept.course
                 ids_before.add(kept.topic_id)
@@ -160,7 +160,13 @@ class Courses:
                 read = self.read.get(place, (0, -1))
                 digest, spread_ms = self._document.digest, self.spread_ms.get(place, 0)
                 kept = KeptCourse(
-                    course, self._version, self.topic_ids[place], *read, digest, spread_ms=spread_ms, filled=self.filled
+                    course,
+                    self._version,
+                    self.topic_ids[place],
+                    *read,
+                    digest,
+                    spread_ms=spread_ms,
+                    has_all_of=self.has_all_of,
                 )
                 metadata = kept.metadata()
             except PositionError as error:

@@ -308,10 +308,10 @@ class Distributor:
     async def _note_filled(self) -> None:
         """Keep that this cluster, which came to the tree, has all, before its brokers forget what it was given."""
         added = self._document.added.get(self._leaf)
-        if added is None or self._courses.filled or self.level != self._tree.level_between(added.by, self._leaf):
+        if added is None or self._courses.has_all_of or self.level != self._tree.level_between(added.by, self._leaf):
             return
         if await is_filled(self._cluster, self._document, self._leaf):
-            self._courses.filled = added.version
+            self._courses.has_all_of = added.version
             await self._courses.keep(self.courses)
 
     async def _topics(self) -> dict[str, TopicInfo]:

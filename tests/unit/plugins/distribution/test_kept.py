@@ -34,7 +34,7 @@ TOPIC_ID = "0" * 32
 @settings(deadline=None)
 @given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31), st.sampled_from(("", "0123abcd")))
 def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int, digest: str) -> None:
-    kept = KeptCourse(course, version, TOPIC_ID, read, epoch, digest, spread_ms=read, filled=version)
+    kept = KeptCourse(course, version, TOPIC_ID, read, epoch, digest, spread_ms=read, has_all_of=version)
     assert KeptCourse.of(kept.metadata()) == kept
 
 
@@ -70,7 +70,7 @@ def test_what_a_proxy_of_before_has_written_is_read() -> None:
     assert given == KeptGiven(Given(Term(1, 0), 5), "", epoch=3)
     course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
     kept = KeptCourse.of(course)
-    assert (kept.digest, kept.spread_ms, kept.filled) == ("", 0, 0)
+    assert (kept.digest, kept.spread_ms, kept.has_all_of) == ("", 0, 0)
     assert KeptReached.of('{"4":7}') == KeptReached({4: 7})
     # Nor is that one stopped by what this one writes: it takes all for times of levels.
     assert all(type(each) is int for each in json.loads(KeptReached({4: 7}, STILL, 3).metadata()).values())
