@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,12 +21,22 @@ from support.fake_transactions import TransactingCluster
 from support.seeds import seeds
 
 from isthmus_control.model import DistributionTree
-from isthmus_plugins.cluster import TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.distribution import kept as kept_module
 from isthmus_plugins.distribution.document import TreeDocument, read_document, written
+from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group, given_group
 from isthmus_plugins.distributor import distributor as distributor_module
 from isthmus_plugins.distributor.changes import is_filled
 from isthmus_plugins.distributor.distributor import Distributor
-from isthmus_plugins.distributor.reasons import NAME_DOES_NOT_FIT, TARGET_REFUSES_RECORDS, TOPIC_MISSING
+from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.reasons import (
+    NAME_DOES_NOT_FIT,
+    POSITIONS_CONTRADICT,
+    TARGET_REFUSES_RECORDS,
+    TARGET_UNREACHABLE,
+    TOPIC_MISSING,
+    Waits,
+)
 
 SEEDS = 20
 TOPIC = "t-1"
@@ -40,15 +50,17 @@ LIMIT = 1_500
 class Grove:
     """Three clusters, or two, with all their distributors."""
 
-    def __init__(self, seed: int, exactly_once: bool | None = None) -> None:
-        """``exactly_once``: two clusters, and nothing goes wrong by itself."""
+    def __init__(self, seed: int, exactly_once: bool | None = None, names: Sequence[str] = ("a", "b")) -> None:
+        """``exactly_once``: clusters of these names, and nothing goes wrong by itself."""
         self.random = random.Random(f"distributors {seed}")
-        names = ["a", "b", "c"][: self.random.choice((2, 3))]
+        some = ["a", "b", "c"][: self.random.choice((2, 3))]
         self.exactly_once = self.random.random() < 0.6
         self.kills = self.random.random() < 0.7
         self.refuses = self.random.random() < 0.5
-        if exactly_once is not None:
-            names, self.exactly_once, self.kills, self.refuses = ["a", "b"], exactly_once, False, False
+        if exactly_once is None:
+            names = some
+        else:
+            self.exactly_once, self.kills, self.refuses = exactly_once, False, False
         self.is_named = exactly_once is None and random.Random(f"names {seed}").random() < 0.4
         self.topics = {name: TOPICS[name] if self.is_named else TOPIC for name in names}
         """What each calls it."""
@@ -58,7 +70,7 @@ class Grove:
         self.clusters = {name: TransactingCluster(f"id-{name}", self.random, (1, 2)) for name in names}
         self.partitions = dict.fromkeys(names, 2)
         if exactly_once is None and self.random.random() < 0.3:
-            self.partitions[self.random.choice(names)] = 3
+            self.partitions[self.random.choice(some)] = 3
         self.contexts: dict[asyncio.Task[None], Any] = {}
         for name, cluster in self.clusters.items():
             cluster.enforces_limits = True
@@ -66,6 +78,9 @@ class Grove:
             if self.is_named:
                 cluster.add_topic(UNFIT)
             cluster.trouble = 0.05 if self.kills else 0.0
+        self.chosen: dict[tuple[str, int], str] = {}
+        """By cluster and level, the target that was chosen."""
+        self.given_up: tuple[int, ...] = ()
         self.running: dict[tuple[str, int], list[asyncio.Task[None]]] = {}
         self.distributors: dict[tuple[str, int], Distributor] = {}
         self.made: dict[tuple[str, int], list[bytes]] = {}
@@ -77,6 +92,7 @@ class Grove:
 
         async def other_cluster(other: str, bootstrap: object) -> TransactingCluster:
             await asyncio.sleep(self.random.uniform(0.001, 0.01))
+            await self.clusters[other].answer()
             return self.clusters[other]
 
         context.other_cluster = other_cluster
@@ -84,9 +100,14 @@ class Grove:
 
     def start(self, name: str, level: int) -> None:
         levels = tuple(above.level for above in self.document.tree.above(name))
-        tree = DistributionTree(self.document.tree.version, name, ("t-",), levels, "")
+        version = self.document.tree.version
+
+        def tree() -> DistributionTree:
+            chosen = {at: leaf for (each, at), leaf in self.chosen.items() if each == name}
+            return DistributionTree(version, name, ("t-",), levels, "", chosen, self.given_up)
+
         context = self._context(name)
-        distributor = Distributor(context, self.document, name, level, lambda: tree)
+        distributor = Distributor(context, self.document, name, level, tree)
         self.distributors[name, level] = distributor
         task = asyncio.get_running_loop().create_task(distributor.run(), name=f"{name} {level}")
         self.contexts[task] = context
@@ -162,6 +183,8 @@ class Grove:
 
     def is_settled(self) -> bool:
         for (name, _), distributor in self.distributors.items():
+            if not distributor.courses:
+                return False  # it has just begun
             for (topic, partition), course in distributor.courses.items():
                 if course.settled < self.clusters[name].partition(topic, partition).end:
                     return False
@@ -323,6 +346,40 @@ def test_a_log_that_lost_its_end_twice_gives_what_came_in_place_of_either() -> N
     run_simulated(test())
 
 
+def test_that_a_log_lost_its_end_is_kept_also_while_the_target_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is longer than before soon, and what came in the place of what was lost would seem to be settled."""
+    grove = Grove(0, True)
+    a = grove.clusters["a"]
+    log = a.partition(TOPIC, 0)
+
+    async def not_reached(leaves: Leaves, name: str) -> Any:
+        raise Waits(TARGET_UNREACHABLE, f"cluster {name} is not reached")
+
+    def settled() -> int:
+        kept = a.offsets.get(courses_group(4), {}).get((TOPIC, 0))
+        return 0 if kept is None else KeptCourse.of(kept.metadata).course.settled
+
+    async def test() -> None:
+        for number in range(10):
+            log.write_values(b"%d" % number)
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: settled() == 10)
+        for tasks in grove.running.values():
+            await grove.stop(tasks, killed=True)
+        a.lose_ends(log.leader, lambda partition: 2 if partition is log else 0)
+        assert log.end == 8
+        log.write_values(*(b"new %d" % number for number in range(10)))
+        monkeypatch.setattr(Leaves, "itself", not_reached)
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: settled() == 8)
+        await grove.stop(grove.running["a", 4])
+
+    run_simulated(test())
+
+
 def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -359,6 +416,74 @@ def test_brokers_that_tell_of_fewer_partitions_for_a_moment_have_nothing_given_a
         assert sum(map(len, grove.read("b"))) == 6
         await grove.stop(grove.running["a", 4])
         await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
+
+
+def test_until_when_messages_went_by_their_keys_is_kept() -> None:
+    """Before any does, and before none does any more; so it is known whoever is killed, and whoever takes over."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    b.add_topic(TOPIC, 3)
+
+    def kept() -> set[int]:
+        return {KeptCourse.of(each.metadata).spread_ms for each in a.offsets[courses_group(4)].values()}
+
+    async def test() -> None:
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None)
+        assert kept() == {STILL}
+        await grove.stop(grove.running["a", 4], killed=True)
+        await a.create_partitions(TOPIC, 3)
+        grove.start("a", 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None and len(distributor.positions) == 3)
+        before = kept() - {0}
+        assert len(before) == 1
+        assert STILL not in before
+        await grove.stop(grove.running["a", 4])
+        grove.start("a", 4)
+        await asyncio.sleep(20)
+        assert kept() - {0} == before
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_nothing_goes_by_its_key_where_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with many targets that were given what is not settled: nobody would know that it is in other partitions."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+
+    def kept() -> list[str]:
+        return [each.metadata for each in a.offsets.get(courses_group(4), {}).values()]
+
+    async def test() -> None:
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        distributor = grove.distributors["a", 4]
+        async with asyncio.timeout(20):
+            await _until(lambda: distributor.waits is None)
+        monkeypatch.setattr(kept_module, "METADATA_BYTES_MAX", max(map(len, kept())) + len("0"))
+        await b.create_partitions(TOPIC, 3)
+        await asyncio.sleep(10)
+        a.partition(TOPIC, 0).write_values(b"0")
+        await asyncio.sleep(10)
+        assert not any(grove.read("b"))
+        assert {reason.code for reason in distributor.left_out.values()} == {POSITIONS_CONTRADICT}
+        monkeypatch.undo()
+        await grove.stop(grove.running["a", 4])
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: any(grove.read("b")))
+        assert {KeptCourse.of(each).spread_ms for each in kept()} == {STILL}
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
 
     run_simulated(test())
 
@@ -437,6 +562,38 @@ def test_a_new_cluster_does_not_seem_to_have_all_when_a_topic_is_deleted_there()
     run_simulated(test())
 
 
+def test_a_new_cluster_that_has_all_keeps_that_itself() -> None:
+    """Its brokers forget what it was given, if the cluster that fills it is away for a week."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    added = {"b": {"by": "a", "version": 2}}
+    grove.document = read_document(json.dumps({**written(grove.document), "version": 2, "added": added}))
+
+    async def filled(document: TreeDocument) -> bool:
+        return await is_filled(b, document, "b")  # type: ignore[arg-type]
+
+    async def test() -> None:
+        a.partition(TOPIC, 0).write_values(b"0")
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: bool(grove.read("b")[0]))
+        await asyncio.sleep(10)
+        await grove.stop(grove.running["a", 4])
+        del b.offsets[given_group("a", 4)]
+        assert await filled(grove.document)
+        await grove.stop(grove.running["b", 4])
+        grove.start("b", 4)
+        await asyncio.sleep(10)
+        assert await filled(grove.document)
+        # Of a later life of it that says nothing.
+        again = {"b": {"by": "a", "version": 3}}
+        assert not await filled(read_document(json.dumps({**written(grove.document), "version": 3, "added": again})))
+        await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
+
+
 def test_a_position_that_is_committed_again_keeps_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where this cluster has not kept since how far it was read: else what was given would seem to be lost."""
     monkeypatch.setattr(distributor_module, "KEPT_AGAIN_S", 3.0)
@@ -465,5 +622,155 @@ def test_a_position_that_is_committed_again_keeps_its_leader_epoch(monkeypatch: 
             await grove.stop(grove.running[place], killed=True)
         assert grove.read("b")[0] == [b"0", b"1", b"2", b"3"]
         await grove.stop(grove.running["b", 4])
+
+    run_simulated(test())
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_switch_from_a_target_that_does_not_answer_waits_for_no_request(exactly_once: bool) -> None:
+    """What is under way there takes as long as its request may, and it is asked for no longer than it is given up."""
+    grove = Grove(0, exactly_once, "abc")
+    log = grove.clusters["a"].partition(TOPIC)
+    place = "a", 8
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        former = grove.distributors[place].target
+        other = "c" if former == "b" else "b"
+        log.write_values(b"0")
+        async with asyncio.timeout(20):
+            await _until(lambda: all(grove.read(name)[0] == [b"0"] for name in "bc"))
+        grove.clusters[former].silent = True
+        log.write_values(b"1")
+        await asyncio.sleep(0.1)  # it is being given
+        grove.chosen[place] = other
+        await asyncio.sleep(4)  # the one before is being asked
+        grove.given_up = (8,)
+        async with asyncio.timeout(12):
+            await _until(lambda: b"1" in grove.read(other)[0])
+        grove.clusters[former].silent = False
+        async with asyncio.timeout(60):
+            await _until(lambda: b"1" in grove.read(former)[0])
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_switch_between_targets_that_answer_gives_nothing_twice(exactly_once: bool) -> None:
+    """What is under way ends before."""
+    grove = Grove(0, exactly_once, "abc")
+    log = grove.clusters["a"].partition(TOPIC)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        for number in range(200):
+            log.write_values(b"%d" % number)
+            grove.chosen["a", 8] = "bc"[number // 50 % 2]
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            await _until(lambda: all({*grove.read(name)[0]} == {*grove.read("a")[0]} for name in "bc"))
+        for name in "bc":
+            assert grove.read(name)[0] == grove.read("a")[0]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_target_that_stays_is_given_nothing_twice_where_the_one_before_is_given_up() -> None:
+    """An operator says so once more, or no more: what is under way ends before it begins again."""
+    grove = Grove(0, False, "abc")
+    log = grove.clusters["a"].partition(TOPIC)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            for above in grove.document.tree.above(name):
+                grove.start(name, above.level)
+        for number in range(1_000):
+            log.write_values(b"%d" % number)
+            grove.given_up = (8,) if number >= 200 else ()
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            await _until(lambda: all({*grove.read(name)[0]} == {*grove.read("a")[0]} for name in "bc"))
+        for name in "bc":
+            assert grove.read(name)[0] == grove.read("a")[0]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_a_target_that_is_given_up_and_answers_has_what_it_was_given_where_this_cluster_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This cluster's brokers are asked for where its log ends, and what they do not say is nothing that others lack."""
+    grove = Grove(0, True, "abc")
+    a = grove.clusters["a"]
+    log, log_end = a.partition(TOPIC), a.log_end
+    place = "a", 8
+    asked = 0
+
+    async def log_end_fails(topic: str, partition: int) -> int:
+        nonlocal asked
+        asked += partition == 0
+        if asked == 2:  # first of what was read, then of what the target before was given
+            raise BrokerUnavailable("no answer")
+        return await log_end(topic, partition)
+
+    async def test() -> None:
+        for name in grove.clusters:
+            grove.start(name, 8)
+        former = grove.distributors[place].target
+        other = "c" if former == "b" else "b"
+        log.write_values(b"0", b"1")
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.distributors[place].positions.get((TOPIC, 0)) == 2)
+        monkeypatch.setattr(a, "log_end", log_end_fails)
+        grove.chosen[place], grove.given_up = other, (8,)
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.distributors[place].courses[TOPIC, 0].current.leaf == other)
+        log.write_values(b"2")
+        async with asyncio.timeout(20):
+            await _until(lambda: b"2" in grove.read(other)[0])
+        assert asked > 2
+        for name in "bc":
+            grove.start(name, 4)
+        async with asyncio.timeout(60):
+            await _until(grove.is_settled)
+        assert all(sorted(grove.read(name)[0]) == [b"0", b"1", b"2"] for name in "bc")
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
+def test_positions_of_much_that_is_given_at_once_are_kept_at_once() -> None:
+    """After an outage all that came meanwhile would be within the last tenth of a second."""
+    grove = Grove(0, False)
+    log = grove.clusters["a"].partition(TOPIC)
+    values = [b"%d" % number for number in range(2_000)]
+    place = "a", 4
+
+    async def test() -> None:
+        for first in range(0, len(values), 100):
+            log.write_values(*values[first : first + 100])
+        for name in grove.clusters:
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: len(grove.read("b")[0]) == len(values), 0.01)
+        await asyncio.sleep(0.05)
+        await grove.stop(grove.running[place], killed=True)
+        grove.start(*place)
+        await asyncio.sleep(5)
+        assert grove.distributors[place].positions[TOPIC, 0] == log.end
+        assert grove.read("b")[0] == values
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
 
     run_simulated(test())

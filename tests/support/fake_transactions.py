@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from isthmus_plugins.cluster import (
     BrokerUnavailable,
@@ -19,6 +21,8 @@ from isthmus_plugins.cluster import (
 from isthmus_protocol.record_requests import one_batch_each
 from isthmus_protocol.records import add_sequence, in_transaction, read_header
 from support.fake_cluster import FakeCluster
+
+REQUEST_TIMEOUT_S: Final = 30.0
 
 
 @dataclass
@@ -42,6 +46,18 @@ class TransactingCluster(FakeCluster):
         self.coordinated: dict[str, Coordinated] = {}
         self.refuses: dict[TopicPartition, tuple[int, str]] = {}
         """Partitions that no transaction may have, and the broker's error."""
+        self.silent = False
+        """Whether nothing is answered until requests time out."""
+
+    async def _request(self, broker: int | None = None) -> None:
+        await self.answer()
+        await super()._request(broker)
+
+    async def answer(self) -> None:
+        """What asks gets its answer. Raises BrokerUnavailable."""
+        if self.silent:
+            await asyncio.sleep(REQUEST_TIMEOUT_S)
+            raise BrokerUnavailable(f"no answer within {REQUEST_TIMEOUT_S:g} s")
 
     def transactions(self, transactional_id: str) -> FakeTransactions:
         return FakeTransactions(self, transactional_id)

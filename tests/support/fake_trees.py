@@ -61,7 +61,8 @@ class Member(FakeCluster):
         for above in document.tree.above(self.name):
             target = document.target(self.name, above.level)
             course = Course((Stretch(Term(document.tree.version, 0), target, 0, settled),))
-            self.keep(above.level, topic, KeptCourse(course, document.tree.version, "", digest=document.digest))
+            topic_id = self.found[topic].topic_id.hex()
+            self.keep(above.level, topic, KeptCourse(course, document.tree.version, topic_id, digest=document.digest))
 
     def keep(self, level: int, topic: str, kept: KeptCourse) -> None:
         committed = CommittedOffset(kept.course.settled, kept.metadata())

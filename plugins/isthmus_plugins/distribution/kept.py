@@ -31,6 +31,8 @@ _PREFIX: Final = "__isthmus_tree_"
 TIMES_TOPIC: Final = f"{_PREFIX}times"
 """Where groups' times go from cluster to cluster (:mod:`isthmus_plugins.distribution.group_times`)."""
 REACHED_GROUP: Final = f"{_PREFIX}reached"
+STILL: Final = 2**63 - 1
+"""In the place of the time (ms) before which messages went by their keys."""
 TIMES_ID: Final = f"{_PREFIX}times"
 """The transactional id with which a cluster's offset distributor sends times, and commits what it has reached."""
 
@@ -51,6 +53,9 @@ class KeptCourse:
 
     ``read``: the source's log was read before this offset; ``epoch``: leader epoch of the record there, -1: not known.
     ``digest``: of the tree in that version, see TreeDocument; empty: not known.
+    ``spread_ms``: messages of this log went by their keys before that time, to whichever partition; 0: none ever did,
+    :data:`STILL`: they do now.
+    ``has_all_of``: the version in which the source came to the tree, once it has all that was there then; 0: not known.
     """
 
     course: Course
@@ -59,6 +64,8 @@ class KeptCourse:
     read: int = 0
     epoch: int = -1
     digest: str = ""
+    spread_ms: int = 0
+    has_all_of: int = 0
 
     def metadata(self) -> str:
         """Raises PositionError where there are too many stretches that are not settled."""
@@ -68,6 +75,8 @@ class KeptCourse:
                 "digest": self.digest,
                 "topic_id": self.topic_id,
                 "read": [self.read, self.epoch],
+                "spread_ms": self.spread_ms,
+                "has_all_of": self.has_all_of,
                 "fill_until": self.course.fill_until,
                 "stretches": [[*each.term, each.leaf, each.start, each.settled] for each in self.course.stretches],
             }
@@ -91,8 +100,8 @@ class KeptCourse:
                 raise ValueError
             read, epoch = found["read"]
             course = Course(stretches, int(found["fill_until"]))
-            digest = str(found.get("digest", ""))
-            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), digest)
+            more = str(found.get("digest", "")), int(found.get("spread_ms", 0)), int(found.get("has_all_of", 0))
+            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +197,34 @@ def latest(kept: Iterable[tuple[int, KeptGiven]]) -> dict[int, KeptGiven]:
     return found
 
 
+_VERSION: Final = 0
+_SPREAD: Final = -1
+
+
 @dataclass(frozen=True, slots=True)
 class KeptReached:
-    """By level: a time (ms) that no message has that this cluster holds, and has not settled there, is earlier than."""
+    """By level: a time (ms) that no message has that this cluster holds, and has not settled there, is earlier than.
+
+    ``spread_ms``: as far as the cluster knows, the last time before which messages of the topic went by their keys
+    anywhere in the tree, see :class:`KeptCourse`. ``version``: of the tree that the cluster has; 0: not known.
+
+    What is no time is written as of a level that no tree has: so those who know of levels alone read it, too.
+    """
 
     times: Mapping[int, int]
+    spread_ms: int = 0
+    version: int = 0
 
     def metadata(self) -> str:
-        return _text({str(level): time for level, time in self.times.items()})
+        times = {str(level): time for level, time in self.times.items()}
+        return _text(times | {str(_VERSION): self.version, str(_SPREAD): self.spread_ms})
 
     @classmethod
     def of(cls, metadata: str) -> KeptReached:
         """Raises PositionError: it is not one of these."""
         with _Reading(metadata) as found:
-            return cls({int(level): int(time) for level, time in found.items()})
+            times = {int(level): int(time) for level, time in found.items()}
+            return cls(spread_ms=times.pop(_SPREAD, 0), version=times.pop(_VERSION, 0), times=times)
 
 
 def _text(value: dict[str, Any]) -> str:

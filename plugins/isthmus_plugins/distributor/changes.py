@@ -51,16 +51,22 @@ async def is_filled(cluster: ClusterApi, document: TreeDocument, leaf: str) -> b
     """Whether a leaf that was added is known to have all. ``cluster``: that one, which keeps what it was given, by its
     own names.
 
-    Brokers forget what they keep of a topic that is deleted, so it is to be kept of as many partitions as it was said
-    to be of. Where topics were deleted at the cluster that fills it, that is said anew of fewer ones.
+    Once it has, its own distributor keeps that: what it was given is forgotten where the cluster that gave it is away
+    for a week. Until then: brokers forget what they keep of a topic that is deleted, so it is to be kept of as many
+    partitions as it was said to be of. Where topics were deleted at the cluster that fills it, that is said anew of
+    fewer ones.
 
     Raises BrokerUnavailable, KafkaRefused.
     """
     by, version = document.added[leaf]
-    group = given_group(by, document.tree.level_between(by, leaf))
-    found = (await cluster.committed_offsets([group], stable=True)).get(group, {})
+    level = document.tree.level_between(by, leaf)
+    group, own = given_group(by, level), courses_group(level)
+    committed = await cluster.committed_offsets([group, own], stable=True)
+    found = committed.get(group, {})
     kept: dict[str, list[tuple[int, KeptGiven]]] = defaultdict(list)
     try:
+        if any(KeptCourse.of(each.metadata).has_all_of == version for each in committed.get(own, {}).values()):
+            return True
         for (topic, partition), each in found.items():
             if document.has(leaf, topic):
                 kept[topic] += read_given(partition, each.offset, each.metadata).items()
@@ -199,10 +205,9 @@ class Changes:
             if topics
         }
 
-    async def _topics(self, cluster: LeafApi) -> dict[str, int]:
-        """The topics of the tree that a cluster has, with their partitions."""
-        found = distributed(self._document, self._leaf, await cluster.topics())
-        return {name: len(each.partitions) for name, each in found.items()}
+    async def _topics(self, cluster: LeafApi) -> dict[str, TopicInfo]:
+        """The topics of the tree that a cluster has."""
+        return distributed(self._document, self._leaf, await cluster.topics())
 
     def _behind(self, leaf: str, levels: Kept) -> Iterator[str]:
         version = self._document.tree.version
@@ -230,18 +235,20 @@ class Changes:
     async def _lacking(self, leaf: str, levels: Kept) -> list[str]:
         """What of a leaf's own log is not known to be on all others."""
         cluster = await self._cluster(leaf)
-        places = [(name, number) for name, count in (await self._topics(cluster)).items() for number in range(count)]
+        topics = await self._topics(cluster)
+        places = [(name, number) for name, each in topics.items() for number in range(len(each.partitions))]
         ends = await cluster.log_ends(places)
         reasons: list[str] = []
         for place in places:
             for level, courses in levels.items():
                 where = f"{place[0]}-{place[1]}"
+                kept = courses.get(place)
                 if place not in ends:
                     reasons.append(f"where {where} ends is not known now")
-                elif place not in courses:
+                elif kept is None or kept.topic_id != topics[place[0]].topic_id.hex():  # or of the topic before it
                     if ends[place]:
                         reasons.append(f"{where}: level {level} does not distribute it")
-                elif (why := unsettled(courses[place].course, level, ends[place])) is not None:
+                elif (why := unsettled(kept.course, level, ends[place])) is not None:
                     reasons.append(f"{where}: {why}")
         return _shortened(reasons)
 

@@ -24,6 +24,7 @@ class Courses:
     def __init__(self, cluster: ClusterApi, document: TreeDocument, leaf: str, level: int) -> None:
         self._cluster = cluster
         self._group = courses_group(level)
+        self._leaf = leaf
         self._document = document
         self._version = document.tree.version
         above = document.tree.above(leaf)
@@ -38,6 +39,10 @@ class Courses:
         self.by_place: dict[TopicPartition, Course] = {}
         self.read: dict[TopicPartition, tuple[int, int]] = {}
         """Up to where this cluster's log was read, and the leader epoch there: see :class:`KeptCourse`."""
+        self.spread_ms: dict[TopicPartition, int] = {}
+        """Until when messages went by their keys: see :class:`KeptCourse`."""
+        self.has_all_of = 0
+        """The version in which this cluster came to the tree, once it has all: see :class:`KeptCourse`."""
         self.wrong: dict[TopicPartition, Reason] = {}
         """What is kept and cannot be."""
 
@@ -57,10 +62,13 @@ class Courses:
         }
         new: list[TopicPartition] = []
         made_anew: dict[TopicPartition, Course] = {}
+        ids_before: set[str] = set()
         has_begun = False
         self._kept.clear()
         self.by_place.clear()
         self.read.clear()
+        self.spread_ms.clear()
+        self.has_all_of = 0
         self.wrong.clear()
         for place, topic_id in self.topic_ids.items():
             committed = found[self._group].get(place)
@@ -76,16 +84,20 @@ class Courses:
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue
+            self.spread_ms[place] = kept.spread_ms  # what another life of it has given stands where it is
             if kept.version < self._since:
                 new.append(place)
                 continue
             has_begun = True
+            self.has_all_of = max(self.has_all_of, kept.has_all_of)
             if kept.topic_id != topic_id:  # it was made anew: none of its messages was given to anybody
                 made_anew[place] = kept.course
+                ids_before.add(kept.topic_id)
                 continue
             self.by_place[place] = carried(kept.course, self._beside, target)
             self.read[place] = kept.read, kept.epoch
             self._kept[place] = committed.metadata
+        await self._check_gone(ids_before)
         # Of topics that come later everything goes by its flags: this level was there before their first message.
         ends = await self._filled_until(new) if self._fills and not has_begun and new else {}
         for place, start in (await log_starts(self._cluster, [*new, *made_anew])).items():
@@ -95,6 +107,19 @@ class Courses:
                 else begun(self._version, target, start, ends.get(place, 0))
             )
         await self.keep(self.by_place)
+
+    async def _check_gone(self, topic_ids: Collection[str]) -> None:
+        """Whether no broker has these topics any more: one that is cut off tells of the one that a topic was before.
+
+        Raises BrokerUnavailable where one has: which of the two is the topic now is not known.
+        """
+        asked = {bytes.fromhex(topic_id) for topic_id in topic_ids}
+        own = self._document.clusters[self._leaf].cluster_id
+        if asked and (known := asked - await self._cluster.unknown_topics(asked, own)):
+            raise BrokerUnavailable(
+                f"brokers do not agree on which topics there are: some still have {min(known).hex()}, in whose place "
+                f"others tell of another one"
+            )
 
     async def _filled_until(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Where logs end, with all other levels at a version that has the new leaf. Raises Waits where one is not.
@@ -133,8 +158,17 @@ class Courses:
             course = self.by_place[place]
             try:
                 read = self.read.get(place, (0, -1))
-                digest = self._document.digest
-                metadata = KeptCourse(course, self._version, self.topic_ids[place], *read, digest).metadata()
+                digest, spread_ms = self._document.digest, self.spread_ms.get(place, 0)
+                kept = KeptCourse(
+                    course,
+                    self._version,
+                    self.topic_ids[place],
+                    *read,
+                    digest,
+                    spread_ms=spread_ms,
+                    has_all_of=self.has_all_of,
+                )
+                metadata = kept.metadata()
             except PositionError as error:
                 self.wrong[place] = Reason(POSITIONS_CONTRADICT, str(error))
                 continue

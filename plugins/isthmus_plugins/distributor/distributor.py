@@ -9,6 +9,8 @@
               is under way is rewritten meanwhile; what the target refuses of a partition keeps that one waiting alone
     tick      once a second: what the target's side has settled is kept at this cluster
 
+All of that is left where another target is chosen, or the one before is given up: what is under way has a moment to
+end.
 Whatever fails, it begins again: everything that it needs is read then, and nothing is remembered but what is shown.
 """
 
@@ -39,6 +41,7 @@ from isthmus_plugins.cluster import (
 from isthmus_plugins.distribution.copies import Copies
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import (
+    STILL,
     TIMES_TOPIC,
     KeptCourse,
     KeptGiven,
@@ -82,8 +85,14 @@ UNKNOWN_EPOCH: Final = -1
 KEPT_S: Final = 0.1
 """After which time positions are committed where no transaction has them. If a distributor dies, what it gave since is
 given again."""
+KEPT_MESSAGES: Final = 500
+"""Of so many they are committed at once: after an outage there may be any number in a tenth of a second."""
 LEAVING_S: Final = 1.0
 """How long a distributor that ends tries to commit them."""
+SWITCHING_S: Final = 3.0
+"""How long what is under way has to end where another target is chosen: of one that answers nothing is in doubt."""
+GIVEN_UP_S: Final = 5.0
+"""How long a target that is given up is asked what it was given: if it answers, nothing is given again."""
 
 T = TypeVar("T")
 
@@ -114,6 +123,8 @@ class Distributor:
         self._leaves = Leaves(context, document, leaf)
         self._courses = Courses(self._cluster, document, leaf, level)
         self._settling = Settling(self._courses, self._leaves, document, level)
+        self._acts_on = "", False
+        """The target, and whether the one before is given up, as it began with them."""
         self._target: Transactions | None = None
         self._refusals = Refusals()
         self._reads = Reads(self._cluster, self._lane)
@@ -127,6 +138,8 @@ class Distributor:
         """Up to where everything is given, under way, or prepared."""
         self._keep_at = math.inf
         """When positions are committed, by the loop's clock."""
+        self._not_kept = 0
+        """Messages that were given since."""
         self._target_ends: dict[str, Mapping[int, int]] = {}
         """By topic and partition: where the target's logs go on behind what they were given."""
         self._spread: set[TopicPartition] = set()
@@ -183,6 +196,17 @@ class Distributor:
         return self._document.target(self._leaf, self.level, chosen)
 
     @property
+    def _gives_up(self) -> bool:
+        """Whether the target before is given up if it does not say what it was given."""
+        known = self._chosen()
+        return known is not None and self.level in known.given_up
+
+    @property
+    def _is_chosen_anew(self) -> bool:
+        """Whether the target is another one now, or the one before is given up, or no more."""
+        return (self.target, self._gives_up) != self._acts_on
+
+    @property
     def fill(self) -> tuple[int, int]:
         """Of what a new leaf is filled with: offsets that are left to be given, and of how many; (0, 0): it has all."""
         left = total = 0
@@ -197,7 +221,7 @@ class Distributor:
         """Distribute until cancelled."""
         while True:
             try:
-                await self._distribute()
+                await self._distribute_as_chosen()
             except Again as again:
                 log.info("distributor begins again", extra={"level": self.level, "why": str(again)})
                 continue
@@ -222,19 +246,41 @@ class Distributor:
 
     # ---- begin, switch, meet ----
 
-    async def _distribute(self) -> None:
-        check_lease(self._context)
+    async def _distribute_as_chosen(self) -> None:
+        """Until another target is chosen, or the one before is given up: also while one does not answer.
+
+        What is cancelled then is in doubt, as of a process that died: whoever begins again fences it, or goes back.
+        """
         target = self.target
+        self._acts_on = target, self._gives_up
+        work = asyncio.get_running_loop().create_task(self._distribute(target), name=f"{self._lane}/distribute")
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=TICK_S)
+                if self._is_chosen_anew:
+                    self._reads.wake()
+                    await asyncio.wait([work], timeout=SWITCHING_S)
+                    break
+            if work.done():
+                work.result()
+            raise Again("what is under way does not end")
+        finally:
+            await _ended(work)
+
+    async def _distribute(self, target: str) -> None:
+        check_lease(self._context)
         await self._check_filled(target)
         topics = await self._topics()
         await self._courses.begin(topics, target)
+        await self._note_filled()
         self._settling.begin()
         self._uncommitted.clear()
         self._preparing, self._prepared_bytes = {}, 0
         self._refusals.begin()
-        self._keep_at = math.inf
+        self._keep_at, self._not_kept = math.inf, 0
         self._not_read = dict(self._courses.wrong)
         await some_at_once(PLACES_AT_ONCE, self._cut_where_read, list(self.courses))
+        await self._courses.keep(self.courses)  # others look at what is settled, whether the target is reached or not
         await self._switched(target)
         positions = await self._met(target, topics)
         self._reads = Reads(self._cluster, self._lane)
@@ -259,6 +305,15 @@ class Distributor:
             if not await is_filled(cluster, self._document, target):
                 raise Waits(reasons.TARGET_LACKS_MESSAGES, lacks(target, added))
 
+    async def _note_filled(self) -> None:
+        """Keep that this cluster, which came to the tree, has all, before its brokers forget what it was given."""
+        added = self._document.added.get(self._leaf)
+        if added is None or self._courses.has_all_of or self.level != self._tree.level_between(added.by, self._leaf):
+            return
+        if await is_filled(self._cluster, self._document, self._leaf):
+            self._courses.has_all_of = added.version
+            await self._courses.keep(self.courses)
+
     async def _topics(self) -> dict[str, TopicInfo]:
         """Those of this cluster that are distributed."""
         known = self._chosen()
@@ -278,11 +333,12 @@ class Distributor:
             if course.current.leaf != target:
                 before[course.current.leaf].append(place)
         for leaf, places in before.items():
+            gives_up = self._gives_up
             try:
-                await self._hand_over(leaf, places, target)
-            except (Waits, BrokerUnavailable, KafkaRefused) as error:
-                known = self._chosen()
-                if known is None or self.level not in known.given_up:
+                async with asyncio.timeout(GIVEN_UP_S if gives_up else None):
+                    given = await self._fenced(leaf)
+            except (Waits, BrokerUnavailable, KafkaRefused, TimeoutError) as error:
+                if not gives_up:
                     raise Waits(
                         reasons.FORMER_TARGET_UNREACHABLE,
                         f"{leaf}, which was written to before {target}, does not say what it was given: {error}. Where "
@@ -290,14 +346,22 @@ class Distributor:
                     ) from error
                 for place in places:
                     self._courses.by_place[place] = self.courses[place].gone_back({leaf}, target)
+            else:
+                await self._hand_over(given, places, target)
         await self._courses.keep([place for places in before.values() for place in places])
         self._not_read |= self._courses.wrong
 
-    async def _hand_over(self, leaf: str, places: Sequence[TopicPartition], target: str) -> None:
-        """A target that answers is switched where it was given all: nobody gives it anything any more."""
+    async def _fenced(self, leaf: str) -> Mapping[TopicPartition, KeptGiven | PositionError]:
+        """What a target was given that is given nothing any more. Raises Waits, BrokerUnavailable, KafkaRefused."""
         cluster = await self._leaves.reached(leaf)
         await (await self._leaves.transactions(leaf, self._transactions)).begin()
         given, _ = await self._given_to(cluster, leaf)
+        return given
+
+    async def _hand_over(
+        self, given: Mapping[TopicPartition, KeptGiven | PositionError], places: Sequence[TopicPartition], target: str
+    ) -> None:
+        """A target that answers is switched where it was given all: nobody gives it anything any more."""
         for place in places:
             at = await self._said(given, place)
             if at is None:
@@ -383,7 +447,11 @@ class Distributor:
         self._filled = sum(self._document.has(self._leaf, topic) for topic, _ in may_fill) if fills else 0
         found = await some_at_once(PLACES_AT_ONCE, partial(self._position, given), places)
         positions = {place: position for place, position in zip(places, found, strict=True) if position is not None}
+        for place in positions:
+            self._note_spread(place)
         await self._courses.keep(positions)
+        self._not_read |= self._courses.wrong
+        positions = {place: position for place, position in positions.items() if place not in self._not_read}
         for place, position in positions.items() if fills else ():
             # Said of all partitions before the first message: from then on the leaf tells that it lacks some.
             known, said = self._given.get(place), Given(self.courses[place].current.term, position)
@@ -398,6 +466,14 @@ class Distributor:
             self._mark(place, position)
         self.positions = positions
         return positions
+
+    def _note_spread(self, place: TopicPartition) -> None:
+        """Until when messages go by their keys: to be kept before any does, or none does any more."""
+        known = self._courses.spread_ms.get(place, 0)
+        if place[0] in self.by_key:
+            self._courses.spread_ms[place] = STILL
+        elif known == STILL or (place in self._spread and not known):
+            self._courses.spread_ms[place] = int(self._context.clock.time() * 1000)
 
     async def _topics_there(self, cluster: LeafApi, leaf: str, topics: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that a leaf has, which has this version of the tree. Raises Waits."""
@@ -544,6 +620,8 @@ class Distributor:
         tick: asyncio.Task[None] | None = None
         try:
             while True:
+                if self._is_chosen_anew:
+                    raise Again(f"the target is {self.target}")
                 if not self._preparing:
                     due_now = due if tick is None else math.inf
                     await self._reads.wait(min(due_now, self._keep_at, self._refusals.next_try))
@@ -704,10 +782,12 @@ class Distributor:
         self._given |= kept
         if later:
             self._uncommitted |= kept.keys()
-            self._keep_at = min(self._keep_at, asyncio.get_running_loop().time() + KEPT_S)
+            self._not_kept += sum(each.messages for each in parcels)
+            wait_s = KEPT_S if self._not_kept < KEPT_MESSAGES else 0
+            self._keep_at = min(self._keep_at, asyncio.get_running_loop().time() + wait_s)
         else:
             self._uncommitted.clear()
-            self._keep_at = math.inf
+            self._keep_at, self._not_kept = math.inf, 0
         return ends
 
     async def _keep_positions(self, target: str) -> None:
@@ -754,11 +834,11 @@ class Distributor:
     async def _tick(self, target: str, again: bool) -> None:
         """What is looked at beside the giving. Raises Again, and what ends that."""
         check_lease(self._context)
-        if self.target != target:
-            raise Again(f"the target is {self.target}")
         await self._courses.keep(self.courses if again else await self._settling.settle(), again)
-        if asyncio.get_running_loop().time() >= self._look_again_at and await self._look(target) != self._looked:
-            raise Again("topics have changed")
+        if asyncio.get_running_loop().time() >= self._look_again_at:
+            await self._note_filled()
+            if await self._look(target) != self._looked:
+                raise Again("topics have changed")
 
     def _keep_given_again(self) -> None:
         for place, position in self.positions.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
@@ -60,6 +60,15 @@ class Commits(Following[CommitsLog]):
             for name, found in self._groups(group)
             for place, commit in found.offsets.items()
             if place not in found.unreadable and not unmarked(commit.metadata)[0]
+        }
+
+    def offsets(self, group: str, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where a group goes on in partitions, whoever has committed that; but for what cannot be read."""
+        return {
+            place: found.offsets[place].offset
+            for _, found in self._groups(group)
+            for place in places
+            if place in found.offsets and place not in found.unreadable
         }
 
     def has(self, key: OffsetKey) -> bool:

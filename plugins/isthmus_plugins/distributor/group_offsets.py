@@ -105,7 +105,8 @@ class GroupOffsets:
     async def _needed(self) -> Mapping[TopicPartition, int]:
         """The earliest offset of each partition that somebody has not read, or that is not settled."""
         needed: dict[TopicPartition, int] = {}
-        for (_, topic, partition, _), offset in (await self.distributor.settled(self._levels)).items():
+        for (_, topic, partition, _), kept in (await self.distributor.courses(self._levels)).items():
+            offset = kept.course.settled
             needed[topic, partition] = min(offset, needed.get((topic, partition), offset))
         for key, commit in self._commits.own().items():
             place = key.topic, key.partition

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicPartition, Transactions
@@ -20,6 +23,7 @@ from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.group_times import ORIGIN_HEADER, GroupTime, is_news, key_of, was_last_here
 from isthmus_plugins.distribution.kept import (
     REACHED_GROUP,
+    STILL,
     TIMES_ID,
     TIMES_TOPIC,
     KeptCourse,
@@ -31,8 +35,10 @@ from isthmus_plugins.distribution.times import moves_on, reached, time_to_send
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
 from isthmus_plugins.distributor.leaves import Leaves
+from isthmus_plugins.distributor.places import PLACES_AT_ONCE
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.offsets_log import Commit, OffsetKey
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import PLAIN_HEADER
@@ -47,6 +53,11 @@ KEPT_AT_ONCE: Final = 500
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
 cleaning leaves the last record of a group, which may be what another cluster has said before."""
+MINUTE_MS: Final = 60_000
+
+
+CourseOf: TypeAlias = tuple[int, str, int, str]
+"""Level, topic, partition, and the topic's id as hexadecimal digits."""
 
 
 class Said(NamedTuple):
@@ -67,6 +78,28 @@ class Reached(NamedTuple):
     kept: KeptReached
     at: float
     """Monotonic seconds."""
+
+
+class EpochEnd(NamedTuple):
+    """Where a leader epoch ends in a log."""
+
+    topic_id: bytes
+    leader_epoch: int
+    """A later one: of who said so."""
+    end: int
+    """-1: that is not known."""
+
+
+class ByKeys(NamedTuple):
+    """Of a group, and a topic of which messages went by their keys: they stand in any partition elsewhere."""
+
+    least: int | None
+    """The least timestamp of what may have gone by its key, and the group has not read here, or is on its way here."""
+    read_at: float
+    """Monotonic seconds: when the first of the topic's logs was read."""
+
+
+NOTHING_BY_KEYS: Final = ByKeys(None, math.inf)
 
 
 class OffsetDistributor:
@@ -105,6 +138,12 @@ class OffsetDistributor:
         self._partitions: Mapping[str, int] = Counter()
         """By topic: how many this cluster has."""
         self._reached: dict[TopicPartition, Reached] = {}
+        self._spread_ms: dict[str, int] = {}
+        """By topic: before which time messages went by their keys somewhere in the tree."""
+        self._spreads: set[str] = set()
+        """Topics of which this cluster's messages go by their keys now."""
+        self._epoch_ends: dict[tuple[TopicPartition, int], EpochEnd] = {}
+        """By partition and leader epoch, as it was asked last."""
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -114,22 +153,29 @@ class OffsetDistributor:
         """Records."""
 
     async def begin(self) -> None:
-        """Fence whoever has done this before. Raises BrokerUnavailable, KafkaRefused."""
+        """Fence whoever has done this before, and read what that one has heard of. Raises BrokerUnavailable,
+        KafkaRefused."""
         await self._transactions.begin()
+        found = await self._cluster.committed_offsets([REACHED_GROUP], stable=True)
+        if REACHED_GROUP not in found:
+            raise BrokerUnavailable(f"what group {REACHED_GROUP} has committed cannot be read now")
+        for (topic, _), each in found[REACHED_GROUP].items():
+            with suppress(PositionError):  # it is written anew
+                self._hear_of_keys(topic, KeptReached.of(each.metadata).spread_ms)
 
     # ---- what others have reached here ----
 
     async def ask(self, other: str) -> None:
         """Ask another cluster what it has reached here."""
         try:
-            times = await self._asked(other)
+            times, partitions = await self._asked(other)
         except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
             if other not in self._unheard:
                 log.warning("reached is not known", extra={"cluster": other, "error": str(error)})
             self._unheard[other] = str(error)
         else:
             self._unheard.pop(other, None)
-            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times, _counted(times))]
+            self._said[other] = [*self._said[other][-1:], Said(self._clock.monotonic(), times, partitions)]
 
     async def ask_for_ever(self, other: str) -> None:
         """Ask again and again, until cancelled."""
@@ -137,14 +183,31 @@ class OffsetDistributor:
             await self.ask(other)
             await asyncio.sleep(TICK_S)
 
-    async def _asked(self, other: str) -> dict[TopicPartition, int]:
+    async def _asked(self, other: str) -> tuple[dict[TopicPartition, int], Mapping[str, int]]:
+        """What another cluster has reached here, and how many partitions its topics have: also those of which the level
+        between the two gives nothing yet."""
         cluster = await self._leaves.reached(other)
         found = await cluster.committed_offsets([REACHED_GROUP])
         if REACHED_GROUP not in found:
             raise BrokerUnavailable(f"{other} does not say now what it has reached")
         level = self.others[other]
         kept = {place: KeptReached.of(each.metadata) for place, each in found[REACHED_GROUP].items()}
-        return {place: each.times[level] for place, each in kept.items() if level in each.times}
+        for (topic, _), reached_there in kept.items():
+            self._hear_of_keys(topic, reached_there.spread_ms)
+        # What was kept before that cluster began with the level is of an earlier life: another one stood here then.
+        since = self._document.began(other, level).version
+        times = {
+            place: each.times[level] for place, each in kept.items() if level in each.times and each.version >= since
+        }
+        return times, _counted(kept)
+
+    def _hear_of_keys(self, topic: str, spread_ms: int) -> None:
+        """Messages of a topic went by their keys before a time, or do now. That is never forgotten: the cluster that
+        said so may leave."""
+        if spread_ms == STILL:  # to the minute, as it is kept whenever it changes
+            spread_ms = (int(self._clock.time() * 1000) // MINUTE_MS + 1) * MINUTE_MS
+        if spread_ms > self._spread_ms.get(topic, 0):
+            self._spread_ms[topic] = spread_ms
 
     def _on_the_way(self, place: TopicPartition, read_at: float) -> list[int] | None:
         """What each other cluster had reached here when this cluster's log was read, or before; None: that was read
@@ -195,9 +258,12 @@ class OffsetDistributor:
         """Say what is new. Raises ProducerFenced, BrokerUnavailable, KafkaRefused: :meth:`begin` again."""
         if not self._timestamps.logs:
             return
+        levels = [above.level for above in self._tree.above(self._leaf)]
+        logs = dict(self._timestamps.logs)
+        settled = await self._settled(levels, logs)
         self.count_partitions()
-        records = self._records() if self._commits.loaded and self._times.loaded else {}
-        news = await self._news()
+        news = self._news(levels, settled, logs)
+        records = await self._known_gone(self._records()) if self._commits.loaded and self._times.loaded else {}
         batches = list(self._batches(records, int(self._clock.time() * 1000)))
         places = list(news)
         for first in range(0, max(len(places), 1 if batches else 0), KEPT_AT_ONCE):
@@ -222,51 +288,105 @@ class OffsetDistributor:
         own, now = self._commits.own(), self._clock.monotonic()
         for gone in self.unsaid.keys() - own.keys():
             del self.unsaid[gone]
+        by_topic: dict[tuple[str, str], list[OffsetKey]] = defaultdict(list)
         for key, commit in own.items():
-            one, known = self._timestamps.logs.get(key[1:]), self._times.latest.get(key)
-            if one is None or commit.offset < 0 or not was_last_here(commit.committed_ms, known):
+            known = self._times.latest.get(key)
+            if key[1:] in self._timestamps.logs and commit.offset >= 0 and was_last_here(commit.committed_ms, known):
+                by_topic[key.group, key.topic].append(key)
+            else:
                 self.unsaid.pop(key, None)
-                continue
+        for (group, topic), keys in by_topic.items():
             try:
-                time = self._time(key, commit, one)
+                by_keys = self._by_keys(group, topic)
             except Waits as waits:
-                self.unsaid[key] = waits.reason
+                self.unsaid |= dict.fromkeys(keys, waits.reason)
                 continue
-            if time is None:
+            if by_keys is None:
                 continue
-            self.unsaid.pop(key, None)
-            said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
-            is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
-            if is_due or is_news(said, known, self._margin_of(key.group)):
-                found[key] = said
+            for key in keys:
+                commit, known = own[key], self._times.latest.get(key)
+                try:
+                    time = self._time(key, commit, by_keys)
+                except Waits as waits:
+                    self.unsaid[key] = waits.reason
+                    continue
+                if time is None:
+                    continue
+                self.unsaid.pop(key, None)
+                said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
+                is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
+                if is_due or is_news(said, known, self._margin_of(group)):
+                    found[key] = said
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
                 found[key] = None
         return found
 
-    def _time(self, key: OffsetKey, commit: Commit, one: TimedLog) -> int | None:
+    async def _known_gone(self, records: Mapping[OffsetKey, GroupTime | None]) -> dict[OffsetKey, GroupTime | None]:
+        """Without what the groups' coordinators do not know to be gone.
+
+        Brokers may tell of fewer partitions of the offsets topic for a moment: what stands in the others was not read.
+        Raises BrokerUnavailable, KafkaRefused.
+        """
+        groups = {key.group for key, said in records.items() if said is None}
+        found = await self._cluster.committed_offsets(groups) if groups else {}
+        return {
+            key: said
+            for key, said in records.items()
+            if said is not None or (key.group in found and key[1:] not in found[key.group])
+        }
+
+    def _by_keys(self, group: str, topic: str) -> ByKeys | None:
+        """What holds a group back in each partition of a topic; None: that is not known yet. Raises Waits."""
+        spread_ms = self._spread_ms.get(topic)
+        if spread_ms is None:
+            return NOTHING_BY_KEYS
+        places = [(topic, partition) for partition in range(self._partitions[topic])]
+        logs = {place: self._timestamps.logs[place] for place in places}
+        committed = self._commits.offsets(group, places)
+        offsets = {place: max(committed.get(place, 0), one.start) for place, one in logs.items()}
+        unread_yet = [place for place, one in logs.items() if not self._is_read(place, one, offsets[place])]
+        if unread_yet:
+            return None
+        read_at = min((one.read_at for one in logs.values() if one.read_at is not None), default=math.inf)
+        times: list[int | None] = []
+        for place, one in logs.items():
+            coming = self._on_the_way(place, read_at)
+            if coming is None:
+                return None
+            times += [one.least.from_offset(offsets[place]), *coming]
+        # What is later than messages went by their keys stands in the same partition everywhere.
+        last = spread_ms + self._margin_of(group)
+        return ByKeys(min((each for each in times if each is not None and each <= last), default=None), read_at)
+
+    def _time(self, key: OffsetKey, commit: Commit, by_keys: ByKeys) -> int | None:
         """What to say of a group; None: nothing yet. Raises Waits."""
         place = key.topic, key.partition
+        one = self._timestamps.logs[place]
+        if not self._is_read(place, one, commit.offset) or one.read_at is None:
+            return None
+        on_the_way = self._on_the_way(place, min(one.read_at, by_keys.read_at))
+        if on_the_way is None:
+            return None
+        unread = one.least.since(max(commit.offset, one.start)), by_keys.least
+        least = min((each for each in unread if each is not None), default=None)
+        return time_to_send(least, on_the_way, self._margin_of(key.group))
+
+    def _is_read(self, place: TopicPartition, one: TimedLog, offset: int) -> bool:
+        """Whether all that a log has from a group's offset on was read; else it begins to be. Raises Waits."""
         if one.broken is not None:
             raise Waits(reasons.MALFORMED_BATCH, one.broken)
         if one.is_append_time:
             raise Waits(
                 reasons.APPEND_TIME,
-                f"{key.topic} has message.timestamp.type=LogAppendTime here: its messages have other times elsewhere. "
+                f"{place[0]} has message.timestamp.type=LogAppendTime here: its messages have other times elsewhere. "
                 f"Set CreateTime",
             )
-        if not one.covers(commit.offset):
-            self._timestamps.read_from(place, commit.offset)
-            return None
-        if one.read_at is None or one.least.last is None:
-            return None
-        if commit.offset > max(one.position, one.end or 0):
-            return None  # the group has read something else: what this log holds, and will, is unread
-        on_the_way = self._on_the_way(place, one.read_at)
-        if on_the_way is None:
-            return None
-        unread = one.least.since(max(commit.offset, one.start))
-        return time_to_send(unread, on_the_way, self._margin_of(key.group))
+        if not one.covers(offset):
+            self._timestamps.read_from(place, offset)
+            return False
+        # Where the group has read something else: what this log holds, and will, is unread.
+        return one.read_at is not None and offset <= max(one.position, one.end or 0)
 
     def _batches(self, records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
         gone = ((ORIGIN_HEADER, self._leaf.encode()),)
@@ -285,13 +405,18 @@ class OffsetDistributor:
         if some:
             yield encode_batch(some, PLAIN_HEADER)
 
-    async def _news(self) -> dict[TopicPartition, Reached]:
-        """What this cluster has reached at others, of partitions of which that has changed."""
-        levels = [above.level for above in self._tree.above(self._leaf)]
-        settled = await self.settled(levels)
+    def _news(
+        self, levels: Sequence[int], settled: Mapping[CourseOf, int], logs: Mapping[TopicPartition, TimedLog]
+    ) -> dict[TopicPartition, Reached]:
+        """What this cluster has reached at others, of partitions of which that has changed.
+
+        ``logs``: of which what is settled was asked for.
+        """
         now = self._clock.monotonic()
         changed: dict[TopicPartition, Reached] = {}
-        for place, one in list(self._timestamps.logs.items()):
+        for place, one in logs.items():
+            if self._timestamps.logs.get(place) is not one:
+                continue  # it is read anew: of another leader maybe, whose log lacks what was settled
             if one.read_at is None or one.broken is not None:
                 continue
             upto = {
@@ -306,36 +431,75 @@ class OffsetDistributor:
                 continue
             times = {level: reached(one.read_at_ms, one.least.from_offset(offset)) for level, offset in upto.items()}
             before = self._reached.get(place)
-            if times and (
+            spread_ms = STILL if place[0] in self._spreads else self._spread_ms.get(place[0], 0)
+            if (
                 before is None
                 or before.topic_id != one.topic_id
+                or before.kept.spread_ms != spread_ms
                 or now - before.at > AGAIN_S
                 or any(
                     moves_on(before.kept.times.get(level), time, self._least_margin_ms) for level, time in times.items()
                 )
             ):
-                changed[place] = Reached(one.topic_id, KeptReached(times), now)
+                changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms, self._tree.version), now)
         return changed
 
-    async def settled(self, levels: Sequence[int]) -> dict[tuple[int, str, int, str], int]:
-        """By level, topic, partition and the topic's id: what this cluster's distributors have settled.
+    async def _settled(self, levels: Sequence[int], logs: Mapping[TopicPartition, TimedLog]) -> dict[CourseOf, int]:
+        """What this cluster's distributors have settled, of what its logs hold.
 
-        Raises BrokerUnavailable, KafkaRefused.
+        One that lost its end may be longer than before by now, and its distributor not have noticed: what stands in the
+        place of what was lost was given to nobody. Raises BrokerUnavailable, KafkaRefused.
+        """
+        courses = await self.courses(levels)
+        asked: dict[TopicPartition, set[int]] = {}
+        for (_, topic, partition, _), kept in courses.items():
+            one = logs.get((topic, partition))
+            if one is not None and 0 <= kept.epoch < one.leader_epoch:
+                asked.setdefault((topic, partition), set()).add(kept.epoch)
+        epochs = [(place, epoch) for place, epochs in asked.items() for epoch in epochs]
+        found = await some_at_once(PLACES_AT_ONCE, partial(self._epoch_end, logs), epochs)
+        self._epoch_ends = dict(zip(epochs, found, strict=True))
+        settled: dict[CourseOf, int] = {}
+        for course_of, kept in courses.items():
+            _, topic, partition, _ = course_of
+            known = self._epoch_ends.get(((topic, partition), kept.epoch))
+            end = -1 if known is None else known.end
+            is_cut = 0 <= end < kept.read
+            settled[course_of] = min(kept.course.settled, end) if is_cut else kept.course.settled
+        return settled
+
+    async def _epoch_end(self, logs: Mapping[TopicPartition, TimedLog], asked: tuple[TopicPartition, int]) -> EpochEnd:
+        """Where an earlier leader epoch ends in a log, which does not change while that has the same leader."""
+        place, epoch = asked
+        one, known = logs[place], self._epoch_ends.get(asked)
+        if known is None or (known.topic_id, known.leader_epoch) != (one.topic_id, one.leader_epoch):
+            _, end = await self._cluster.epoch_end(*place, epoch)
+            known = EpochEnd(one.topic_id, one.leader_epoch, end)
+        return known
+
+    async def courses(self, levels: Sequence[int]) -> dict[CourseOf, KeptCourse]:
+        """Of this cluster's distributors, as they have kept them.
+
+        They also say whether messages go by their keys. Raises BrokerUnavailable, KafkaRefused.
         """
         groups = {courses_group(level): level for level in levels}
         found = await self._cluster.committed_offsets(groups)
         if missing := groups.keys() - found.keys():
             raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
-        settled: dict[tuple[int, str, int, str], int] = {}
+        courses: dict[CourseOf, KeptCourse] = {}
+        self._spreads = set()
         for group, level in groups.items():
             for place, committed in found[group].items():
                 try:
                     kept = KeptCourse.of(committed.metadata)
                 except PositionError:
                     continue  # that level's distributor says so
+                self._hear_of_keys(place[0], kept.spread_ms)
+                if kept.spread_ms == STILL:
+                    self._spreads.add(place[0])
                 if kept.version >= self._since[level]:
-                    settled[level, *place, kept.topic_id] = kept.course.settled
-        return settled
+                    courses[level, *place, kept.topic_id] = kept
+        return courses
 
 
 def _counted(places: Iterable[TopicPartition]) -> Mapping[str, int]:

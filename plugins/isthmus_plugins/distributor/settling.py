@@ -84,7 +84,8 @@ class Settling:
         """By topic: up to where all that a leaf's partitions hold is settled on its lower levels; None: it has none.
 
         Topics, and partitions, of which its levels are not all at this version are left out: there may be one that this
-        cluster does not know of. This level of its own is one that would be seen then. Raises Waits.
+        cluster does not know of. This level of its own is one that would be seen then. So are those of a topic that was
+        made anew, until its levels have begun with it: what they had settled was of the one before. Raises Waits.
         """
         cluster = await self._leaves.reached(leaf)
         there = await cluster.topics_named({topic for (topic, _), _, _ in stretches})
@@ -109,7 +110,9 @@ class Settling:
             for partition in of_topic:
                 at = topic, partition
                 kept = [KeptCourse.of(found[each][at].metadata) for each in groups if at in found.get(each, {})]
-                if len(kept) == len(groups) and all(is_of(each, self._document) for each in kept):
+                topic_id = there[topic].topic_id.hex()
+                is_all = all(is_of(each, self._document) and each.topic_id == topic_id for each in kept)
+                if len(kept) == len(groups) and is_all:
                     settled[partition] = min((each.course.settled for each in kept[:-1]), default=0)
             if levels:
                 below[topic] = settled

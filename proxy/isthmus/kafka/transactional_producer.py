@@ -38,9 +38,9 @@ from isthmus_protocol.record_requests import one_batch_each
 from isthmus_protocol.records import add_sequence, in_transaction, read_header
 from isthmus_protocol.schema import ApiKey
 
-TIMEOUT_MS: Final = 60_000
-"""Of a transaction: what is left open keeps readers of committed records waiting for so long, unless somebody begins
-before."""
+TIMEOUT_MS: Final = 15_000
+"""Of a transaction: what is left open keeps readers of committed records waiting for so long, and until brokers look,
+every ten seconds, unless somebody begins before. One that takes longer is aborted, and its producer fenced."""
 CONCURRENT_RETRY_S: Final = 0.002
 """The last transaction has ended, and its markers are being written."""
 CONCURRENT_S: Final = 30.0

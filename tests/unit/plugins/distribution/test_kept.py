@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus_plugins.distribution.kept import (
     METADATA_BYTES_MAX,
+    STILL,
     KeptCourse,
     KeptGiven,
     KeptReached,
@@ -31,7 +34,7 @@ TOPIC_ID = "0" * 32
 @settings(deadline=None)
 @given(COURSES, st.integers(1, 2**31), OFFSETS, st.integers(-1, 2**31), st.sampled_from(("", "0123abcd")))
 def test_a_course_reads_as_it_was_written(course: Course, version: int, read: int, epoch: int, digest: str) -> None:
-    kept = KeptCourse(course, version, TOPIC_ID, read, epoch, digest)
+    kept = KeptCourse(course, version, TOPIC_ID, read, epoch, digest, spread_ms=read, has_all_of=version)
     assert KeptCourse.of(kept.metadata()) == kept
 
 
@@ -66,13 +69,18 @@ def test_what_a_proxy_of_before_has_written_is_read() -> None:
     (given,) = read_given(0, 5, '{"term":[1,0],"topic_id":"","epoch":3}').values()
     assert given == KeptGiven(Given(Term(1, 0), 5), "", epoch=3)
     course = '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}'
-    assert KeptCourse.of(course).digest == ""
+    kept = KeptCourse.of(course)
+    assert (kept.digest, kept.spread_ms, kept.has_all_of) == ("", 0, 0)
+    assert KeptReached.of('{"4":7}') == KeptReached({4: 7})
+    # Nor is that one stopped by what this one writes: it takes all for times of levels.
+    assert all(type(each) is int for each in json.loads(KeptReached({4: 7}, STILL, 3).metadata()).values())
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 63), OFFSETS))
 def test_what_was_reached_reads_as_it_was_written(times: dict[int, int]) -> None:
     assert KeptReached.of(KeptReached(times).metadata()) == KeptReached(times)
+    assert KeptReached.of(KeptReached(times, STILL, 3).metadata()) == KeptReached(times, STILL, 3)
 
 
 NESTED = "[" * METADATA_BYTES_MAX

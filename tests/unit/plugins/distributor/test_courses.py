@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fake_trees import Member
 
-from isthmus_plugins.cluster import ProducerFenced
+from isthmus_plugins.cluster import BrokerUnavailable, ProducerFenced
 from isthmus_plugins.distribution.document import TreeDocument, following, read_document
 from isthmus_plugins.distribution.kept import KeptCourse, courses_group
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
@@ -96,5 +96,27 @@ def test_what_a_cluster_that_is_gone_was_given_is_given_to_another_one() -> None
         await courses.keep([("t-1", 0)])
         after = await begin(own, document(["a", "c"], THREE), 4, "c")
         assert after.by_place["t-1", 0] == Course((Stretch(Term(2, 1), "c", 0, 4),))
+
+    asyncio.run(test())
+
+
+def test_a_broker_that_tells_of_the_topic_of_before_has_nothing_given_again() -> None:
+    """One that is cut off from its controller: the topic that was made since is not another one yet once more."""
+
+    async def test() -> None:
+        own = cluster("a")
+        before = await own.topics()
+        await begin(own, TWO, 4, "b")
+        await own.delete_topic("t-1")
+        for partition in own.add_topic("t-1", 2).partitions:
+            partition.end = 5
+        anew = await begin(own, TWO, 4, "b")
+        assert anew.by_place["t-1", 0].current.term == Term(1, 1)
+        anew.by_place["t-1", 0] = anew.by_place["t-1", 0].settle(Term(1, 1), 5)
+        await anew.keep([("t-1", 0)])
+        with pytest.raises(BrokerUnavailable, match="brokers do not agree on which topics there are"):
+            await Courses(own, TWO, "a", 4).begin(before, "b")
+        again = await begin(own, TWO, 4, "b")
+        assert again.by_place == anew.by_place
 
     asyncio.run(test())

@@ -299,6 +299,24 @@ def test_a_cluster_is_taken_out_when_nobody_lacks_what_it_has() -> None:
     assert asyncio.run(leaving.operations.leave(dry_run=False, give_up=True)).lacking
 
 
+def test_a_cluster_whose_topic_was_made_anew_has_settled_nothing_of_it() -> None:
+    """Its levels have not begun with it yet: what they keep is of the topic before."""
+    proxy = Proxy()
+    for name in ("c1", "c2", "c3", "c4"):
+        proxy.clusters[name].add_topic("t-1")
+    proxy.apply()
+    proxy.begin("c1", "c2", "c3", "c4", settled=5)
+    leaving = Proxy("c3", proxy.clusters)
+    leaving.apply()
+
+    def lacking() -> list[str]:
+        return asyncio.run(leaving.operations.leave(dry_run=True, give_up=False)).lacking
+
+    assert lacking() == []
+    proxy.clusters["c3"].add_topic("t-1").partitions[0].end = 3
+    assert lacking() == [f"t-1-0: level {level} does not distribute it" for level in (4, 8)]
+
+
 def test_a_cluster_that_dies_while_it_is_asked_is_none_that_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has said what it keeps, and not where its logs end."""
     proxy = Proxy()

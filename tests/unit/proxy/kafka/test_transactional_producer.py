@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -174,5 +175,17 @@ def test_what_is_in_doubt_comes_before_what_is_refused(produce: int, offsets: in
             assert broker.ended() == []
             with pytest.raises(OurBug, match="begin first"):
                 await transactions.commit({}, "g", KEPT)
+
+    asyncio.run(test())
+
+
+def test_a_transaction_that_is_left_open_keeps_readers_waiting_for_seconds() -> None:
+    """Its producer's cluster may be lost: nobody begins with the id again, and brokers abort it after that time."""
+
+    async def test() -> None:
+        async with Coordinator() as broker, ClusterClient([broker.address]) as client:
+            await ClusterAccess(client).transactions("id").begin()
+            (asked,) = broker.seen(ApiKey.INIT_PRODUCER_ID)
+            assert asked.transaction_timeout == timedelta(seconds=15)
 
     asyncio.run(test())
