@@ -101,7 +101,7 @@ class KeptCourse:
             read, epoch = found["read"]
             course = Course(stretches, int(found["fill_until"]))
             more = str(found.get("digest", "")), int(found.get("spread_ms", 0)), int(found.get("has_all_of", 0))
-            return cls(course, int(found["version"]), str(found["topic_id"]), int(read), int(epoch), *more)
+            return cls(course, int(found["version"]), _topic_id(found), int(read), int(epoch), *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def read_given(partition: int, offset: int, metadata: str) -> dict[int, KeptGive
     """By partition of the source: what is kept at one of the target. Raises PositionError: it is none of these."""
     found: dict[int, KeptGiven] = {}
     with _Reading(metadata) as read:
-        topic_id, filled = str(read["topic_id"]), int(read.get("filled", 0))
+        topic_id, filled = _topic_id(read), int(read.get("filled", 0))
         if read["term"] is not None:
             version, number = read["term"]
             more = int(read["epoch"]), int(read.get("fill_until", 0)), bool(read.get("spread")), filled
@@ -229,6 +229,13 @@ class KeptReached:
 
 def _text(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+def _topic_id(found: Mapping[str, Any]) -> str:
+    """Raises ValueError where it has other digits."""
+    topic_id = str(found["topic_id"])
+    bytes.fromhex(topic_id)
+    return topic_id
 
 
 class _Reading:

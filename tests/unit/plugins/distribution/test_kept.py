@@ -99,7 +99,9 @@ def test_nothing_else_was_reached(metadata: str) -> None:
      '{"term":[1,1e999],"topic_id":"","epoch":1}',
      '{"term":[1,0]}', '{"term":3,"epoch":1}', '{"version":1,"stretches":[]}',
      '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[]}',
-     '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0]]}'],
+     '{"version":1,"topic_id":"","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0]]}',
+     '{"version":1,"topic_id":"xy","read":[0,-1],"fill_until":0,"stretches":[[1,0,"x",0,0]]}',
+     '{"term":[1,0],"topic_id":"xy","epoch":1}'],
 )  # fmt: skip
 def test_nothing_else_is_a_position(metadata: str) -> None:
     with pytest.raises(PositionError, match="which no distributor of this version has written"):
