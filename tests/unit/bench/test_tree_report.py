@@ -30,14 +30,16 @@ def test_so_many_records_or_twice_as_many_as_mirror_maker(tree: float, mirror_ma
     turns = {TREE: [turn(1000.0)], TREE_AT_LEAST_ONCE: [turn(tree)]}
     if mirror_maker is not None:
         turns[TUNED] = [turn(mirror_maker)]
-    speed, *lags = verdicts_of(turns)
+    speed, lag = verdicts_of(turns)
     assert speed.met is met
-    assert [each.met for each in lags] == [True, True]
+    assert lag.met
 
 
-def test_a_lag_that_is_too_long() -> None:
-    turns = {TREE: [turn(1000.0, 20.0)], TREE_AT_LEAST_ONCE: [turn(60_000.0, 19.9)]}
-    assert [each.met for each in verdicts_of(turns)] == [True, False, True]
+@pytest.mark.parametrize(("p50_ms", "met"), [(19.9, True), (20.0, False)])
+def test_a_lag_that_is_too_long(p50_ms: float, met: bool) -> None:
+    """At least once: that of the other way is stated alone."""
+    turns = {TREE: [turn(1000.0, 90.0)], TREE_AT_LEAST_ONCE: [turn(60_000.0, p50_ms)]}
+    assert [each.met for each in verdicts_of(turns)] == [True, met]
 
 
 @pytest.mark.parametrize("compression", Compression)
