@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.apicurio import registries
 from support.distributing import PLUGINS, distributing
-from support.links import whole
+from support.links import Side, whole
 from support.schema_story import ADDRESS, MESSAGES, MONEY, STREET, Clients
 from support.wire_format import decode
 from typer.testing import CliRunner
@@ -104,3 +104,39 @@ def test_records_of_either_side_are_read_at_the_other_by_its_own_registry(
         found = both.sides["one"].read(bill.topic, isolation="read_committed")
         assert [each.value for each in found] == [record] * 3
         assert read("other", bill.topic) == [bill.value] * 3
+
+
+@pytest.mark.brokers
+@pytest.mark.suite("stories")
+@pytest.mark.timeout(600)
+def test_schemas_of_a_registry_stand_in_a_topic_and_their_ids_rise(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """The primary registry is an application like others: its topic is written and read through a proxy."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(whole(kafka))
+        side = Side(kafka, [proxy])
+        primary, target = stack.enter_context(registries(2, side.bootstrap))
+        clients = stack.enter_context(closing(Clients(primary.url)))
+        there = stack.enter_context(closing(Clients(target.url)))
+        street, address = (clients.register(*each) for each in (("street", STREET, "JSON"), ("address", ADDRESS)))
+        assert 0 < street < address
+        assert clients.register("address-of-somebody-else", ADDRESS) == address, "it is known, and has its id"
+        (topic,) = (each for each in side.topics() if each.endswith("journal"))
+        end = side.end(topic)
+        assert end > 2
+
+        primary.kill()
+        primary.begin()
+        primary.wait()
+        assert clients.look_up("street", STREET, "JSON") == street
+        assert clients.register("money", MONEY, "PROTOBUF") > address
+        assert side.end(topic) > end
+
+        file = tmp_path / "schemas.yaml"
+        described = {
+            name: {"kind": "apicurio", "url": each.url} for name, each in (("one", primary), ("other", target))
+        }
+        file.write_text(json.dumps({"primary": "one", "registries": described}))
+        result = CliRunner().invoke(app, ["schemas", "sync", str(file)], prog_name="isthmus")
+        assert result.exit_code == 0, result.output
+        assert there.known(address) == clients.known(address)
+        assert there.look_up("address-of-somebody-else", ADDRESS) == address

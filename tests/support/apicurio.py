@@ -1,4 +1,4 @@
-"""Apicurio Registry, as a process of its own with nothing but memory behind it.
+"""Apicurio Registry, as a process of its own with nothing but memory behind it, or a topic of Kafka.
 
 The first start on a machine downloads it (159 MB, from Maven Central) into the cache that Kafka's jars are in; a start
 takes 10 to 20 s. So it is for ``--suite stories``.
@@ -85,13 +85,14 @@ def _download(work: Path) -> None:
 
 
 class ApicurioRegistry:
-    """One registry, empty at each start."""
+    """One registry, empty at each start, or with what stands in its topic at these brokers."""
 
-    def __init__(self) -> None:
+    def __init__(self, bootstrap: str | None = None) -> None:
         self._ports = ports.pick(HOST, 2)
         self.url = f"http://{HOST}:{self._ports[0]}"
         self._directory = Path(tempfile.mkdtemp(prefix="isthmus-registry-"))
         self._process: Process | None = None
+        self._bootstrap = bootstrap
         Guard.shared().add(self._directory)
 
     def begin(self) -> None:
@@ -99,7 +100,10 @@ class ApicurioRegistry:
         serving, managing = self._ports
         command = [str(find_java(OLDEST_JAVA).executable), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += ["-XX:-UsePerfData", f"{MARK}{self._directory}", f"-Djava.io.tmpdir={self._directory}"]
-        command += ["-Dapicurio.storage.kind=sql", "-Dapicurio.storage.sql.kind=h2"]
+        command += [f"-Dapicurio.storage.kind={'kafkasql' if self._bootstrap else 'sql'}"]
+        if self._bootstrap:
+            command += [f"-Dapicurio.kafkasql.bootstrap.servers={self._bootstrap}"]
+        command += ["-Dapicurio.storage.sql.kind=h2"]
         command += [f"-Dapicurio.datasource.url=jdbc:h2:mem:r{serving}", f"-Dquarkus.http.host={HOST}"]
         command += [f"-Dquarkus.http.port={serving}", f"-Dquarkus.management.port={managing}"]
         command += ["-jar", str(unpacked() / "quarkus-run.jar")]
@@ -122,7 +126,7 @@ class ApicurioRegistry:
         return (self._directory / "registry.log").read_text(errors="replace")
 
     def kill(self) -> None:
-        """What it held is gone, too."""
+        """What it held in memory is gone, too."""
         if self._process is not None:
             self._process.kill()
 
@@ -134,9 +138,9 @@ class ApicurioRegistry:
 
 
 @contextmanager
-def registries(count: int) -> Iterator[list[ApicurioRegistry]]:
-    """Some of them, started at once."""
-    made = [ApicurioRegistry() for _ in range(count)]
+def registries(count: int, bootstrap: str | None = None) -> Iterator[list[ApicurioRegistry]]:
+    """Some of them, started at once. ``bootstrap``: of the first one's topic."""
+    made = [ApicurioRegistry(None if number else bootstrap) for number in range(count)]
     try:
         for each in made:
             each.begin()
