@@ -144,6 +144,8 @@ class OffsetDistributor:
         """Topics of which this cluster's messages go by their keys now."""
         self._epoch_ends: dict[tuple[TopicPartition, int], EpochEnd] = {}
         """By partition and leader epoch, as it was asked last."""
+        self._beyond: dict[OffsetKey, tuple[int, float]] = {}
+        """What groups have committed beyond the end of a log, and when that was seen first (monotonic seconds)."""
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -320,6 +322,7 @@ class OffsetDistributor:
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
                 found[key] = None
+        self._beyond = {key: each for key, each in self._beyond.items() if self._commits.has(key)}
         return found
 
     async def _known_gone(self, records: Mapping[OffsetKey, GroupTime | None]) -> dict[OffsetKey, GroupTime | None]:
@@ -345,7 +348,8 @@ class OffsetDistributor:
         logs = {place: self._timestamps.logs[place] for place in places}
         committed = self._commits.offsets(group, places)
         offsets = {place: max(committed.get(place, 0), one.start) for place, one in logs.items()}
-        unread_yet = [place for place, one in logs.items() if not self._is_read(place, one, offsets[place])]
+        keys = {OffsetKey(group, *place): one for place, one in logs.items()}
+        unread_yet = [key for key, one in keys.items() if not self._is_read(key, one, offsets[key[1:]])]
         if unread_yet:
             return None
         read_at = min((one.read_at for one in logs.values() if one.read_at is not None), default=math.inf)
@@ -363,7 +367,7 @@ class OffsetDistributor:
         """What to say of a group; None: nothing yet. Raises Waits."""
         place = key.topic, key.partition
         one = self._timestamps.logs[place]
-        if not self._is_read(place, one, commit.offset) or one.read_at is None:
+        if not self._is_read(key, one, commit.offset) or one.read_at is None:
             return None
         on_the_way = self._on_the_way(place, min(one.read_at, by_keys.read_at))
         if on_the_way is None:
@@ -372,8 +376,9 @@ class OffsetDistributor:
         least = min((each for each in unread if each is not None), default=None)
         return time_to_send(least, on_the_way, self._margin_of(key.group))
 
-    def _is_read(self, place: TopicPartition, one: TimedLog, offset: int) -> bool:
+    def _is_read(self, key: OffsetKey, one: TimedLog, offset: int) -> bool:
         """Whether all that a log has from a group's offset on was read; else it begins to be. Raises Waits."""
+        place = key.topic, key.partition
         if one.broken is not None:
             raise Waits(reasons.MALFORMED_BATCH, one.broken)
         if one.is_append_time:
@@ -385,8 +390,24 @@ class OffsetDistributor:
         if not one.covers(offset):
             self._timestamps.read_from(place, offset)
             return False
-        # Where the group has read something else: what this log holds, and will, is unread.
-        return one.read_at is not None and offset <= max(one.position, one.end or 0)
+        if one.read_at is None:
+            return False
+        end = max(one.position, one.end or 0)
+        if offset <= end:
+            self._beyond.pop(key, None)
+            return True
+        # The group has read something else: what this log holds, and will, is unread. Or it is only ahead of what
+        # follows the log, until that was read to its end again.
+        since = self._beyond.get(key)
+        if since is None or since[0] != offset:
+            self._beyond[key] = offset, self._clock.monotonic()
+        elif one.read_at > since[1]:
+            raise Waits(
+                reasons.MESSAGES_LOST,
+                f"it has committed offset {offset} of {place[0]}-{place[1]}, which ends at {end} here: the log lost "
+                f"its end, or is another one. Reset the group's offset there",
+            )
+        return False
 
     def _batches(self, records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
         gone = ((ORIGIN_HEADER, self._leaf.encode()),)
