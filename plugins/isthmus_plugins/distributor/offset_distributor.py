@@ -136,7 +136,9 @@ class OffsetDistributor:
         self._unheard: dict[str, str] = {}
         """Clusters that do not answer, and why."""
         self._partitions: Mapping[str, int] = Counter()
-        """By topic: how many this cluster has."""
+        """By topic: how many this cluster has, whether they are followed yet or not."""
+        self._counted_at = -math.inf
+        """Monotonic seconds: they were counted later. What others have said since, they may have said of more."""
         self._reached: dict[TopicPartition, Reached] = {}
         self._spread_ms: dict[str, int] = {}
         """By topic: before which time messages went by their keys somewhere in the tree."""
@@ -212,8 +214,8 @@ class OffsetDistributor:
             self._spread_ms[topic] = spread_ms
 
     def _on_the_way(self, place: TopicPartition, read_at: float) -> list[int] | None:
-        """What each other cluster had reached here when this cluster's log was read, or before; None: that was read
-        before they said what is known now. Raises Waits where one has not said it.
+        """What each other cluster had reached here when this cluster's log was read, and its partitions were counted,
+        or before; None: that was before they said what is known now. Raises Waits where one has not said it.
 
         Where a topic has another number of partitions there, messages go by their keys: what a group has not read of
         one partition is in any of the others', of which nobody could say how far to go on.
@@ -233,15 +235,22 @@ class OffsetDistributor:
                     f"{other} has said something of {all_said[-1].partitions[topic]} partitions of {topic}, of which "
                     f"this cluster has {own}: groups go on elsewhere in topics that have as many partitions everywhere",
                 )
-            said = next((each for each in reversed(all_said) if each.at <= read_at), None)
+            said = next((each for each in reversed(all_said) if each.at <= min(read_at, self._counted_at)), None)
             if said is None or place not in said.times:
                 return None
             times.append(said.times[place])
         return times
 
-    def count_partitions(self) -> None:
-        """See how many partitions of each topic there are here."""
-        self._partitions = _counted(self._timestamps.logs)
+    def count_partitions(self, courses: Iterable[CourseOf], asked_at: float) -> None:
+        """See how many partitions of each topic there are here.
+
+        Also of those that were added and are not followed yet. What others have given to one is settled for nobody
+        before this cluster's own distributors have kept its course. ``asked_at``: monotonic seconds, when those were
+        asked for.
+        """
+        ids = {place[0]: one.topic_id.hex() for place, one in self._timestamps.logs.items()}
+        distributed = {(topic, number) for _, topic, number, topic_id in courses if topic_id == ids.get(topic)}
+        self._partitions, self._counted_at = _counted(self._timestamps.logs.keys() | distributed), asked_at
 
     def lag(self) -> tuple[int, str] | None:
         """How late (ms) what other clusters take may come here, and from which one that is; None: that is not known."""
@@ -262,8 +271,10 @@ class OffsetDistributor:
             return
         levels = [above.level for above in self._tree.above(self._leaf)]
         logs = dict(self._timestamps.logs)
-        settled = await self._settled(levels, logs)
-        self.count_partitions()
+        asked_at = self._clock.monotonic()
+        courses = await self.courses(levels)
+        settled = await self._settled(courses, logs)
+        self.count_partitions(courses, asked_at)
         news = self._news(levels, settled, logs)
         records = await self._known_gone(self._records()) if self._commits.loaded and self._times.loaded else {}
         batches = list(self._batches(records, int(self._clock.time() * 1000)))
@@ -345,7 +356,9 @@ class OffsetDistributor:
         if spread_ms is None:
             return NOTHING_BY_KEYS
         places = [(topic, partition) for partition in range(self._partitions[topic])]
-        logs = {place: self._timestamps.logs[place] for place in places}
+        logs = {place: one for place in places if (one := self._timestamps.logs.get(place)) is not None}
+        if len(logs) < len(places):
+            return None  # some were just added, and may hold what went by its key
         committed = self._commits.offsets(group, places)
         offsets = {place: max(committed.get(place, 0), one.start) for place, one in logs.items()}
         keys = {OffsetKey(group, *place): one for place, one in logs.items()}
@@ -435,7 +448,10 @@ class OffsetDistributor:
         """
         now = self._clock.monotonic()
         changed: dict[TopicPartition, Reached] = {}
+        followed = _counted(self._timestamps.logs)
         for place, one in logs.items():
+            if followed[place[0]] < self._partitions[place[0]]:
+                continue  # others would take it for all that there is, while what is in the rest goes by its key
             if self._timestamps.logs.get(place) is not one:
                 continue  # it is read anew: of another leader maybe, whose log lacks what was settled
             if one.read_at is None or one.broken is not None:
@@ -465,13 +481,14 @@ class OffsetDistributor:
                 changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms, self._tree.version), now)
         return changed
 
-    async def _settled(self, levels: Sequence[int], logs: Mapping[TopicPartition, TimedLog]) -> dict[CourseOf, int]:
+    async def _settled(
+        self, courses: Mapping[CourseOf, KeptCourse], logs: Mapping[TopicPartition, TimedLog]
+    ) -> dict[CourseOf, int]:
         """What this cluster's distributors have settled, of what its logs hold.
 
         One that lost its end may be longer than before by now, and its distributor not have noticed: what stands in the
         place of what was lost was given to nobody. Raises BrokerUnavailable, KafkaRefused.
         """
-        courses = await self.courses(levels)
         asked: dict[TopicPartition, set[int]] = {}
         for (_, topic, partition, _), kept in courses.items():
             one = logs.get((topic, partition))

@@ -506,7 +506,7 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
     context: Any = SimpleNamespace(
         cluster=SimpleNamespace(transactions=lambda _: SimpleNamespace()), clock=SimpleNamespace(monotonic=lambda: 5.0)
     )
-    timestamps: Any = SimpleNamespace(logs={("t-1", 0): None, ("t-1", 1): None})
+    timestamps: Any = SimpleNamespace(logs={place: TimedLog(TOPIC_ID, 0, 0, 0) for place in PLACES})
     nothing: Any = None
     document = read_document(json.dumps(DOCUMENT))
     distributor = OffsetDistributor(context, document, "c1", nothing, nothing, timestamps, nothing)
@@ -516,7 +516,7 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
 
     distributor._asked = asked  # type: ignore[method-assign]
     asyncio.run(distributor.ask("c2"))
-    distributor.count_partitions()
+    distributor.count_partitions({}, asked_at=6.0)
     if said:
         assert distributor._on_the_way(("t-1", 0), read_at=6.0) == [1_000]
     else:
