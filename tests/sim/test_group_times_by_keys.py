@@ -24,12 +24,12 @@ from support.fake_cluster import run_simulated
 from support.seeds import seeds
 
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, Refused, TopicPartition
+from isthmus_plugins.distribution import kept as kept_module
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.group_times import GroupTime, read_key, unmarked
-from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group
+from isthmus_plugins.distribution.kept import STILL, KeptCourse, courses_group, time_of
 from isthmus_plugins.distribution.positions import Course, Ends, Reports, Stretch, Term
 from isthmus_plugins.distribution.tree import Above, Node, Subtree, Tree
-from isthmus_plugins.distributor import offset_distributor
 from isthmus_plugins.distributor.followed import TimedLog, Times
 from isthmus_plugins.distributor.later import Found
 from isthmus_plugins.distributor.offset_committer import EARLIEST, OffsetCommitter
@@ -141,26 +141,30 @@ class Giver:
 
     def settle(self) -> None:
         """Ask the target what is on all clusters of its side."""
-        for below in self.settled_below(self.cluster.world.clusters[self.target]):
+        for below, spread_ms in self.settled_below(self.cluster.world.clusters[self.target]):
             for number in range(self.own):
                 settled = self.reports[number].settled(below)
-                self.settled[number] = self.settled[number] if settled is None else settled
+                if settled is not None:
+                    self.settled[number] = settled
+                    self.spread_ms[number] = max(self.spread_ms[number], spread_ms)
         self.keep()
 
-    def settled_below(self, target: Cluster) -> Iterator[Ends | None]:
+    def settled_below(self, target: Cluster) -> Iterator[tuple[Ends | None, int]]:
         """What :class:`Settling` has of a topic, if the target says it."""
         levels = [above.level for above in self.cluster.world.tree.above(target.name) if above.level < self.level]
         groups = [courses_group(level) for level in (*levels, self.level)]
         settled: dict[int, int] = {}
+        spread_ms, now_ms = 0, int(self.cluster.clock.time() * 1000)
         for number in range(len(target.partitions)):
             at = TOPIC, number
             kept = [KeptCourse.of(target.kept[each][at].metadata) for each in groups if at in target.kept.get(each, {})]
             if len(kept) == len(groups):
                 settled[number] = min((each.course.settled for each in kept[:-1]), default=0)
+            spread_ms = max([spread_ms, *(time_of(each.spread_ms, now_ms) for each in kept[:-1])])
         if levels:
-            yield settled
+            yield settled, spread_ms
         elif len(settled) == len(target.partitions):
-            yield None
+            yield None, spread_ms
 
     def keep(self) -> None:
         kept = self.cluster.kept.setdefault(courses_group(self.level), {})
@@ -336,14 +340,14 @@ class FollowedTimestamps:
 
 
 class World:
-    def __init__(self, seed: int, clusters: int | None = None, partitions: int | None = None) -> None:
+    def __init__(self, seed: int, tree: Subtree | None = None, partitions: int | None = None) -> None:
         self.rng = random.Random(seed)
         self.clock = Clock()
-        names = [f"c{number}" for number in range(clusters or self.rng.randint(2, 4))]
-        self.tree = Tree(1, self._drawn(names, 60))
+        drawn = self._drawn([f"c{number}" for number in range(self.rng.randint(2, 4))], 60)
+        self.tree = Tree(1, tree or drawn)
         partitions = partitions or self.rng.randint(1, 2)
         self.clusters: dict[str, Cluster] = {}
-        for name in names:
+        for name in self.tree.leaves:
             self.clusters[name] = Cluster(self, name, partitions)
         for cluster in self.clusters.values():
             for giver in cluster.givers:
@@ -587,7 +591,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def _short_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offset_distributor, "MINUTE_MS", MINUTE_MS)
+    monkeypatch.setattr(kept_module, "MINUTE_MS", MINUTE_MS)
 
 
 @pytest.mark.parametrize("seed", seeds(SEEDS))
@@ -608,7 +612,7 @@ def test_nothing_unread_lies_before_where_a_group_is_set_while_partitions_are_ad
 
 def test_what_went_by_its_key_to_a_partition_that_is_not_followed_yet_holds_a_group_back() -> None:
     """Its cluster's own distributors have seen it, and the one that gave it says that it is settled."""
-    world = World(0, clusters=2, partitions=1)
+    world = World(0, Subtree(1, ("c0", "c1")), partitions=1)
     there, here = world.clusters.values()
     (to_here,), (to_there,) = there.givers, here.givers
     world.go(here)
@@ -644,6 +648,47 @@ def test_what_went_by_its_key_to_a_partition_that_is_not_followed_yet_holds_a_gr
         to_there.settle()
         for _ in range(2):
             await say()
+        assert [said.time for _, said in here.times] == [BEGAN_MS + 9_000 - MARGIN_MS]
+
+    run_simulated(test())
+
+
+def test_what_went_by_its_key_on_its_way_holds_a_group_back_whoever_says_that_it_came() -> None:
+    """The one in the middle, where partitions were added, has said nothing since."""
+    world = World(0, Subtree(2, ("c0", Subtree(1, ("c1", "c2")))), partitions=2)
+    first, middle, here = world.clusters.values()
+    (to_middle,), (to_here, _) = first.givers, middle.givers
+    to_middle.target = middle.name
+    to_middle.meet()
+    world.go(here)
+
+    async def say(cluster: Cluster) -> None:
+        cluster.read(100)
+        await cluster.distributor.tick()
+
+    async def test() -> None:
+        for time_ms in range(9_000, 11_000, 100):
+            world.take(first, 0, time_ms, key=int(time_ms == 9_000))
+            world.take(first, 1, time_ms, key=1)
+        world.clock.now_ms = 20_000
+        for cluster in (first, middle):
+            await say(cluster)
+            await here.distributor.ask(cluster.name)
+        middle.partitions.append(Partition())
+        to_here.meet()
+        for giver in (to_middle, to_here):
+            for number in range(2):
+                giver.give(number, 100)
+        for giver in (to_here, to_middle):
+            giver.settle()
+        assert [len(each.log) for each in here.partitions] == [19, 21]
+        assert to_middle.settled == [20, 20]
+        world.clock.now_ms = 21_000
+        await say(first)
+        await here.distributor.ask(first.name)
+        world.consume(100, 0)
+        world.commit(1)
+        await say(here)
         assert [said.time for _, said in here.times] == [BEGAN_MS + 9_000 - MARGIN_MS]
 
     run_simulated(test())

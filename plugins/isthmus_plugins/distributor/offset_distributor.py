@@ -29,6 +29,7 @@ from isthmus_plugins.distribution.kept import (
     KeptCourse,
     KeptReached,
     courses_group,
+    time_of,
 )
 from isthmus_plugins.distribution.positions import PositionError
 from isthmus_plugins.distribution.times import moves_on, reached, time_to_send
@@ -53,7 +54,6 @@ KEPT_AT_ONCE: Final = 500
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
 cleaning leaves the last record of a group, which may be what another cluster has said before."""
-MINUTE_MS: Final = 60_000
 
 
 CourseOf: TypeAlias = tuple[int, str, int, str]
@@ -208,8 +208,7 @@ class OffsetDistributor:
     def _hear_of_keys(self, topic: str, spread_ms: int) -> None:
         """Messages of a topic went by their keys before a time, or do now. That is never forgotten: the cluster that
         said so may leave."""
-        if spread_ms == STILL:  # to the minute, as it is kept whenever it changes
-            spread_ms = (int(self._clock.time() * 1000) // MINUTE_MS + 1) * MINUTE_MS
+        spread_ms = time_of(spread_ms, int(self._clock.time() * 1000))
         if spread_ms > self._spread_ms.get(topic, 0):
             self._spread_ms[topic] = spread_ms
 
