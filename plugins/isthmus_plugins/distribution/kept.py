@@ -33,6 +33,7 @@ TIMES_TOPIC: Final = f"{_PREFIX}times"
 REACHED_GROUP: Final = f"{_PREFIX}reached"
 STILL: Final = 2**63 - 1
 """In the place of the time (ms) before which messages went by their keys."""
+MINUTE_MS: Final = 60_000
 TIMES_ID: Final = f"{_PREFIX}times"
 """The transactional id with which a cluster's offset distributor sends times, and commits what it has reached."""
 
@@ -53,8 +54,8 @@ class KeptCourse:
 
     ``read``: the source's log was read before this offset; ``epoch``: leader epoch of the record there, -1: not known.
     ``digest``: of the tree in that version, see TreeDocument; empty: not known.
-    ``spread_ms``: messages of this log went by their keys before that time, to whichever partition; 0: none ever did,
-    :data:`STILL`: they do now.
+    ``spread_ms``: messages of this log went by their keys before that time, to whichever partition, from here or from
+    a cluster that was given them; 0: none ever did, :data:`STILL`: they do now.
     ``has_all_of``: the version in which the source came to the tree, once it has all that was there then; 0: not known.
     """
 
@@ -225,6 +226,12 @@ class KeptReached:
         with _Reading(metadata) as found:
             times = {int(level): int(time) for level, time in found.items()}
             return cls(spread_ms=times.pop(_SPREAD, 0), version=times.pop(_VERSION, 0), times=times)
+
+
+def time_of(spread_ms: int, now_ms: int) -> int:
+    """Before which time messages went by their keys, as another cluster says: :data:`STILL` is the minute that is under
+    way, since it is kept whenever it changes."""
+    return (now_ms // MINUTE_MS + 1) * MINUTE_MS if spread_ms == STILL else spread_ms
 
 
 def _text(value: dict[str, Any]) -> str:

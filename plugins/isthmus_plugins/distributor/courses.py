@@ -148,6 +148,10 @@ class Courses:
                 raise BrokerUnavailable(f"where {place[0]}-{place[1]} ends cannot be read now")
         return ends
 
+    def hear_of_keys(self, place: TopicPartition, spread_ms: int) -> None:
+        """Messages of a log went by their keys before a time, on their way from a cluster that was given them."""
+        self.spread_ms[place] = max(self.spread_ms.get(place, 0), spread_ms)
+
     async def keep(self, places: Collection[TopicPartition], again: bool = False) -> None:
         """Write those courses that have changed; ``again``: the others, too, before brokers forget them.
 

@@ -122,7 +122,7 @@ class Distributor:
         self._lane = f"tree-{level}"
         self._leaves = Leaves(context, document, leaf)
         self._courses = Courses(self._cluster, document, leaf, level)
-        self._settling = Settling(self._courses, self._leaves, document, level)
+        self._settling = Settling(self._courses, self._leaves, document, level, context.clock)
         self._acts_on = "", False
         """The target, and whether the one before is given up, as it began with them."""
         self._target: Transactions | None = None

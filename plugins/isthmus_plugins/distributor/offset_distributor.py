@@ -29,6 +29,7 @@ from isthmus_plugins.distribution.kept import (
     KeptCourse,
     KeptReached,
     courses_group,
+    time_of,
 )
 from isthmus_plugins.distribution.positions import PositionError
 from isthmus_plugins.distribution.times import moves_on, reached, time_to_send
@@ -53,7 +54,6 @@ KEPT_AT_ONCE: Final = 500
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
 cleaning leaves the last record of a group, which may be what another cluster has said before."""
-MINUTE_MS: Final = 60_000
 
 
 CourseOf: TypeAlias = tuple[int, str, int, str]
@@ -136,7 +136,9 @@ class OffsetDistributor:
         self._unheard: dict[str, str] = {}
         """Clusters that do not answer, and why."""
         self._partitions: Mapping[str, int] = Counter()
-        """By topic: how many this cluster has."""
+        """By topic: how many this cluster has, whether they are followed yet or not."""
+        self._counted_at = -math.inf
+        """Monotonic seconds: they were counted later. What others have said since, they may have said of more."""
         self._reached: dict[TopicPartition, Reached] = {}
         self._spread_ms: dict[str, int] = {}
         """By topic: before which time messages went by their keys somewhere in the tree."""
@@ -144,6 +146,8 @@ class OffsetDistributor:
         """Topics of which this cluster's messages go by their keys now."""
         self._epoch_ends: dict[tuple[TopicPartition, int], EpochEnd] = {}
         """By partition and leader epoch, as it was asked last."""
+        self._beyond: dict[OffsetKey, tuple[int, float]] = {}
+        """What groups have committed beyond the end of a log, and when that was seen first (monotonic seconds)."""
         self._began_at = context.clock.monotonic()
         self._told_at: dict[OffsetKey, float] = {}
         # What is shown.
@@ -204,14 +208,13 @@ class OffsetDistributor:
     def _hear_of_keys(self, topic: str, spread_ms: int) -> None:
         """Messages of a topic went by their keys before a time, or do now. That is never forgotten: the cluster that
         said so may leave."""
-        if spread_ms == STILL:  # to the minute, as it is kept whenever it changes
-            spread_ms = (int(self._clock.time() * 1000) // MINUTE_MS + 1) * MINUTE_MS
+        spread_ms = time_of(spread_ms, int(self._clock.time() * 1000))
         if spread_ms > self._spread_ms.get(topic, 0):
             self._spread_ms[topic] = spread_ms
 
     def _on_the_way(self, place: TopicPartition, read_at: float) -> list[int] | None:
-        """What each other cluster had reached here when this cluster's log was read, or before; None: that was read
-        before they said what is known now. Raises Waits where one has not said it.
+        """What each other cluster had reached here when this cluster's log was read, and its partitions were counted,
+        or before; None: that was before they said what is known now. Raises Waits where one has not said it.
 
         Where a topic has another number of partitions there, messages go by their keys: what a group has not read of
         one partition is in any of the others', of which nobody could say how far to go on.
@@ -231,15 +234,22 @@ class OffsetDistributor:
                     f"{other} has said something of {all_said[-1].partitions[topic]} partitions of {topic}, of which "
                     f"this cluster has {own}: groups go on elsewhere in topics that have as many partitions everywhere",
                 )
-            said = next((each for each in reversed(all_said) if each.at <= read_at), None)
+            said = next((each for each in reversed(all_said) if each.at <= min(read_at, self._counted_at)), None)
             if said is None or place not in said.times:
                 return None
             times.append(said.times[place])
         return times
 
-    def count_partitions(self) -> None:
-        """See how many partitions of each topic there are here."""
-        self._partitions = _counted(self._timestamps.logs)
+    def count_partitions(self, courses: Iterable[CourseOf], asked_at: float) -> None:
+        """See how many partitions of each topic there are here.
+
+        Also of those that were added and are not followed yet. What others have given to one is settled for nobody
+        before this cluster's own distributors have kept its course. ``asked_at``: monotonic seconds, when those were
+        asked for.
+        """
+        ids = {place[0]: one.topic_id.hex() for place, one in self._timestamps.logs.items()}
+        distributed = {(topic, number) for _, topic, number, topic_id in courses if topic_id == ids.get(topic)}
+        self._partitions, self._counted_at = _counted(self._timestamps.logs.keys() | distributed), asked_at
 
     def lag(self) -> tuple[int, str] | None:
         """How late (ms) what other clusters take may come here, and from which one that is; None: that is not known."""
@@ -260,8 +270,10 @@ class OffsetDistributor:
             return
         levels = [above.level for above in self._tree.above(self._leaf)]
         logs = dict(self._timestamps.logs)
-        settled = await self._settled(levels, logs)
-        self.count_partitions()
+        asked_at = self._clock.monotonic()
+        courses = await self.courses(levels)
+        settled = await self._settled(courses, logs)
+        self.count_partitions(courses, asked_at)
         news = self._news(levels, settled, logs)
         records = await self._known_gone(self._records()) if self._commits.loaded and self._times.loaded else {}
         batches = list(self._batches(records, int(self._clock.time() * 1000)))
@@ -320,6 +332,7 @@ class OffsetDistributor:
         for key, known in self._times.latest.items():
             if not known.flags and self._commits.follows(key.group) and not self._commits.has(key):
                 found[key] = None
+        self._beyond = {key: each for key, each in self._beyond.items() if self._commits.has(key)}
         return found
 
     async def _known_gone(self, records: Mapping[OffsetKey, GroupTime | None]) -> dict[OffsetKey, GroupTime | None]:
@@ -342,10 +355,13 @@ class OffsetDistributor:
         if spread_ms is None:
             return NOTHING_BY_KEYS
         places = [(topic, partition) for partition in range(self._partitions[topic])]
-        logs = {place: self._timestamps.logs[place] for place in places}
+        logs = {place: one for place in places if (one := self._timestamps.logs.get(place)) is not None}
+        if len(logs) < len(places):
+            return None  # some were just added, and may hold what went by its key
         committed = self._commits.offsets(group, places)
         offsets = {place: max(committed.get(place, 0), one.start) for place, one in logs.items()}
-        unread_yet = [place for place, one in logs.items() if not self._is_read(place, one, offsets[place])]
+        keys = {OffsetKey(group, *place): one for place, one in logs.items()}
+        unread_yet = [key for key, one in keys.items() if not self._is_read(key, one, offsets[key[1:]])]
         if unread_yet:
             return None
         read_at = min((one.read_at for one in logs.values() if one.read_at is not None), default=math.inf)
@@ -363,7 +379,7 @@ class OffsetDistributor:
         """What to say of a group; None: nothing yet. Raises Waits."""
         place = key.topic, key.partition
         one = self._timestamps.logs[place]
-        if not self._is_read(place, one, commit.offset) or one.read_at is None:
+        if not self._is_read(key, one, commit.offset) or one.read_at is None:
             return None
         on_the_way = self._on_the_way(place, min(one.read_at, by_keys.read_at))
         if on_the_way is None:
@@ -372,8 +388,9 @@ class OffsetDistributor:
         least = min((each for each in unread if each is not None), default=None)
         return time_to_send(least, on_the_way, self._margin_of(key.group))
 
-    def _is_read(self, place: TopicPartition, one: TimedLog, offset: int) -> bool:
+    def _is_read(self, key: OffsetKey, one: TimedLog, offset: int) -> bool:
         """Whether all that a log has from a group's offset on was read; else it begins to be. Raises Waits."""
+        place = key.topic, key.partition
         if one.broken is not None:
             raise Waits(reasons.MALFORMED_BATCH, one.broken)
         if one.is_append_time:
@@ -385,8 +402,24 @@ class OffsetDistributor:
         if not one.covers(offset):
             self._timestamps.read_from(place, offset)
             return False
-        # Where the group has read something else: what this log holds, and will, is unread.
-        return one.read_at is not None and offset <= max(one.position, one.end or 0)
+        if one.read_at is None:
+            return False
+        end = max(one.position, one.end or 0)
+        if offset <= end:
+            self._beyond.pop(key, None)
+            return True
+        # The group has read something else: what this log holds, and will, is unread. Or it is only ahead of what
+        # follows the log, until that was read to its end again.
+        since = self._beyond.get(key)
+        if since is None or since[0] != offset:
+            self._beyond[key] = offset, self._clock.monotonic()
+        elif one.read_at > since[1]:
+            raise Waits(
+                reasons.MESSAGES_LOST,
+                f"it has committed offset {offset} of {place[0]}-{place[1]}, which ends at {end} here: the log lost "
+                f"its end, or is another one. Reset the group's offset there",
+            )
+        return False
 
     def _batches(self, records: Mapping[OffsetKey, GroupTime | None], now_ms: int) -> Iterator[bytes]:
         gone = ((ORIGIN_HEADER, self._leaf.encode()),)
@@ -414,7 +447,10 @@ class OffsetDistributor:
         """
         now = self._clock.monotonic()
         changed: dict[TopicPartition, Reached] = {}
+        followed = _counted(self._timestamps.logs)
         for place, one in logs.items():
+            if followed[place[0]] < self._partitions[place[0]]:
+                continue  # others would take it for all that there is, while what is in the rest goes by its key
             if self._timestamps.logs.get(place) is not one:
                 continue  # it is read anew: of another leader maybe, whose log lacks what was settled
             if one.read_at is None or one.broken is not None:
@@ -444,13 +480,14 @@ class OffsetDistributor:
                 changed[place] = Reached(one.topic_id, KeptReached(times, spread_ms, self._tree.version), now)
         return changed
 
-    async def _settled(self, levels: Sequence[int], logs: Mapping[TopicPartition, TimedLog]) -> dict[CourseOf, int]:
+    async def _settled(
+        self, courses: Mapping[CourseOf, KeptCourse], logs: Mapping[TopicPartition, TimedLog]
+    ) -> dict[CourseOf, int]:
         """What this cluster's distributors have settled, of what its logs hold.
 
         One that lost its end may be longer than before by now, and its distributor not have noticed: what stands in the
         place of what was lost was given to nobody. Raises BrokerUnavailable, KafkaRefused.
         """
-        courses = await self.courses(levels)
         asked: dict[TopicPartition, set[int]] = {}
         for (_, topic, partition, _), kept in courses.items():
             one = logs.get((topic, partition))

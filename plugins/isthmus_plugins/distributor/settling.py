@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.kept import KeptCourse, courses_group
+from isthmus_plugins.distribution.kept import KeptCourse, courses_group, time_of
 from isthmus_plugins.distribution.positions import Ends, PositionError, Reports, Term
 from isthmus_plugins.distributor.courses import Courses
 from isthmus_plugins.distributor.leaves import Leaves
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.distributor.renamed import LeafApi
+from isthmus_plugins.process import Clock
 
 log = logging.getLogger("isthmus_plugins.distributor")
 
@@ -21,8 +22,9 @@ log = logging.getLogger("isthmus_plugins.distributor")
 class Settling:
     """Of one level, for one version of the tree."""
 
-    def __init__(self, courses: Courses, leaves: Leaves, document: TreeDocument, level: int) -> None:
+    def __init__(self, courses: Courses, leaves: Leaves, document: TreeDocument, level: int, clock: Clock) -> None:
         self._courses = courses
+        self._clock = clock
         self._leaves = leaves
         self._document = document
         self._level = level
@@ -64,7 +66,7 @@ class Settling:
                 pending[stretch.leaf].append((place, stretch.term, end))
         for leaf, stretches in pending.items():
             try:
-                below = await self._settled_below(leaf, stretches)
+                below, spread_ms = await self._settled_below(leaf, stretches)
             except (Waits, BrokerUnavailable, KafkaRefused, PositionError) as error:
                 log.info("settled is not known", extra={"level": self._level, "leaf": leaf, "error": str(error)})
                 continue
@@ -74,14 +76,17 @@ class Settling:
                     continue
                 settled = marks.settled(below[place[0]])
                 if settled is not None:
+                    # Who hears that it is settled hears, too, that it may stand in other partitions there.
+                    self._courses.hear_of_keys(place, spread_ms[place[0]])
                     self._courses.by_place[place] = self._courses.by_place[place].settle(term, settled)
                     changed.append(place)
         return changed
 
     async def _settled_below(
         self, leaf: str, stretches: Sequence[tuple[TopicPartition, Term, int | None]]
-    ) -> dict[str, Ends | None]:
+    ) -> tuple[dict[str, Ends | None], dict[str, int]]:
         """By topic: up to where all that a leaf's partitions hold is settled on its lower levels; None: it has none.
+        And before which time messages went by their keys there.
 
         Topics, and partitions, of which its levels are not all at this version are left out: there may be one that this
         cluster does not know of. This level of its own is one that would be seen then. So are those of a topic that was
@@ -104,12 +109,17 @@ class Settling:
         levels = [above.level for above in self._document.tree.above(leaf) if above.level < self._level]
         groups = [courses_group(level) for level in (*levels, self._level)]
         found = await cluster.committed_offsets(groups)
+        now_ms = int(self._clock.time() * 1000)
         below: dict[str, Ends | None] = {}
+        spread_ms: dict[str, int] = {}
         for topic, of_topic in ends.items():
             settled: dict[int, int] = {}
+            spread_ms[topic] = 0
             for partition in of_topic:
                 at = topic, partition
                 kept = [KeptCourse.of(found[each][at].metadata) for each in groups if at in found.get(each, {})]
+                there_ms = (time_of(each.spread_ms, now_ms) for each in kept[:-1])
+                spread_ms[topic] = max(spread_ms[topic], max(there_ms, default=0))
                 topic_id = there[topic].topic_id.hex()
                 is_all = all(is_of(each, self._document) and each.topic_id == topic_id for each in kept)
                 if len(kept) == len(groups) and is_all:
@@ -118,7 +128,7 @@ class Settling:
                 below[topic] = settled
             elif len(settled) == len(of_topic):
                 below[topic] = None
-        return below
+        return below, spread_ms
 
 
 def is_of(kept: KeptCourse, document: TreeDocument) -> bool:

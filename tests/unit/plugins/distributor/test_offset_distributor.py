@@ -19,7 +19,7 @@ from isthmus_plugins.distribution.times import LeastTimestamps
 from isthmus_plugins.distributor import offset_distributor
 from isthmus_plugins.distributor.followed import TimedLog, Times
 from isthmus_plugins.distributor.offset_distributor import OffsetDistributor
-from isthmus_plugins.distributor.reasons import REACHED_UNKNOWN, Waits
+from isthmus_plugins.distributor.reasons import MESSAGES_LOST, REACHED_UNKNOWN, Waits
 from isthmus_protocol.offsets_log import Commit, OffsetKey
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import read_header
@@ -288,6 +288,39 @@ def test_a_group_that_has_committed_what_a_log_does_not_have_has_not_read_it_to_
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_what_a_group_has_committed_beyond_the_end_of_a_log_is_why_nothing_is_said(by_keys: bool) -> None:
+    """Of the topic's other partitions neither, where messages went by their keys. Not while it is only ahead of what
+    was read here."""
+    world = World()
+    world.spread_ms = STILL if by_keys else 0
+    beyond, other = (OffsetKey("g-1", *place) for place in PLACES)
+    world.groups |= {beyond: Commit(12, "", 500, 0), other: Commit(10, "", 500, 0)}
+
+    async def ticked() -> set[OffsetKey]:
+        """Of which it says why it says nothing."""
+        world.now += 1
+        await world.distributor.ask("c2")
+        for one in world.logs.values():
+            one.read_at = world.now
+        await world.distributor.tick()
+        assert {reason.code for reason in world.distributor.unsaid.values()} <= {MESSAGES_LOST}
+        return set(world.distributor.unsaid)
+
+    async def test() -> None:
+        assert await ticked() == set()
+        world.groups[beyond] = Commit(11, "", 501, 0)
+        assert await ticked() == set()
+        assert await ticked() == ({beyond, other} if by_keys else {beyond})
+        assert "offset 11 of t-1-0, which ends at 10 here" in world.distributor.unsaid[beyond].message
+        assert {key for key, _ in world.told} == (set() if by_keys else {other})
+        world.groups[beyond] = Commit(10, "", 502, 0)
+        assert await ticked() == set()
+        assert {key for key, _ in world.told} == {beyond, other}
+
+    asyncio.run(test())
+
+
 def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     """Elsewhere it may stand before what another cluster has said before, of which cleaning leaves the last."""
     world = World()
@@ -473,7 +506,7 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
     context: Any = SimpleNamespace(
         cluster=SimpleNamespace(transactions=lambda _: SimpleNamespace()), clock=SimpleNamespace(monotonic=lambda: 5.0)
     )
-    timestamps: Any = SimpleNamespace(logs={("t-1", 0): None, ("t-1", 1): None})
+    timestamps: Any = SimpleNamespace(logs={place: TimedLog(TOPIC_ID, 0, 0, 0) for place in PLACES})
     nothing: Any = None
     document = read_document(json.dumps(DOCUMENT))
     distributor = OffsetDistributor(context, document, "c1", nothing, nothing, timestamps, nothing)
@@ -483,7 +516,7 @@ def test_groups_of_a_topic_with_other_partitions_elsewhere_are_told_of_by_nobody
 
     distributor._asked = asked  # type: ignore[method-assign]
     asyncio.run(distributor.ask("c2"))
-    distributor.count_partitions()
+    distributor.count_partitions({}, asked_at=6.0)
     if said:
         assert distributor._on_the_way(("t-1", 0), read_at=6.0) == [1_000]
     else:
