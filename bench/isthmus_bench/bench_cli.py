@@ -81,7 +81,10 @@ def _bench() -> None:
 
 
 @bench_app.command(
-    epilog=example("isthmus bench passthrough", "isthmus bench passthrough --broker canned --no-tls --rounds 15")
+    epilog=example(
+        "isthmus bench passthrough",
+        "isthmus bench passthrough --broker canned --no-tls --rounds 40 --seconds 0.15 --beside ../old --beside ../old",
+    )
     + EXIT_CODES
 )
 def passthrough(
@@ -95,6 +98,12 @@ def passthrough(
     idle: Annotated[int | None, typer.Option("--idle", min=1, help="Idle connections for memory.")] = None,
     connections: Annotated[int | None, typer.Option("--connections", min=1, help="At rest under load.")] = None,
     tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Also with TLS on the client's leg.")] = True,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--beside", help="A checkout of another version, measured in the same turns; twice for the noise."
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only to see that it works.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables into this file, too.")] = None,
     output: OutputOption = Output.TABLE,
@@ -111,6 +120,8 @@ def passthrough(
     from isthmus_bench.load import LoadError
     from isthmus_bench.proxies import ProxyFailed
 
+    if beside and broker != "canned":
+        raise typer.BadParameter("versions are compared with --broker canned", param_hint="--beside")
     chosen: dict[str, Any] = {
         "rounds": rounds,
         "seconds": seconds,
@@ -118,7 +129,7 @@ def passthrough(
         "carried_connections": connections,
     }
     plan = measured.Plan.quick(broker, version or DEFAULT_VERSION) if quick else measured.Plan(broker)
-    plan = replace(plan, version=version or DEFAULT_VERSION, tls=tls)
+    plan = replace(plan, version=version or DEFAULT_VERSION, tls=tls, beside=tuple(beside or ()))
     plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
     carry_out(
         lambda say: measured.run(plan, say),
@@ -153,6 +164,21 @@ def tables(report: Report) -> Iterator[Table]:
             if figure.workload == workload
         ]
         yield workload, heads, rows
+    if report.beside:
+        heads = ["workload", "path", "beside", "CPU", "quartiles", "requests/s", "p50"]
+        rows = [
+            [
+                each.workload,
+                each.path,
+                each.other,
+                number(each.cpu_ratio, 2),
+                " to ".join(number(quartile, 2) for quartile in each.cpu_quartiles),
+                number(each.requests_ratio, 2),
+                number(each.p50_ratio, 2),
+            ]
+            for each in report.beside
+        ]
+        yield "Beside other versions: ratios of each round", heads, rows
     heads = ["path", "connections", "KB each", "given back", "KB more again", "process MB"]
     rows = [
         [

@@ -27,13 +27,24 @@ class ChildFailed(Exception):
     """A child did not start, or did not do what it was asked. The message says what it said."""
 
 
-class Child:
-    """One child: a module run as a program, with arguments."""
+def packages_of(checkout: Path) -> list[Path]:
+    """The folders of a checkout of Isthmus that packages are imported from. Raises ChildFailed where it has none."""
+    folders = sorted({each.parent.parent for each in checkout.resolve().glob("*/isthmus*/__init__.py")})
+    if not folders:
+        raise ChildFailed(f"{checkout} is no checkout of Isthmus")
+    return folders
 
-    def __init__(self, module: str, *arguments: str) -> None:
+
+class Child:
+    """One child: a module run as a program, with arguments. ``code``: the checkout it is taken from, if another."""
+
+    def __init__(self, module: str, *arguments: str, code: Path | None = None) -> None:
         self.module = module
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=None if code is None else os.environ | {"PYTHONPATH": os.pathsep.join(map(str, packages_of(code)))},
         )
         self.said = self.read()
         """What it wrote when it was ready."""

@@ -116,6 +116,9 @@ class Plan:
     carried_connections: int = 5_000
     """Connections that rest on one process while another one is measured."""
     listed_topics: int = 5_000
+    beside: tuple[FilePath, ...] = ()
+    """Checkouts whose sessions are measured in the same turns, canned answers before them: other versions of this one,
+    and one of them twice for the noise."""
     settle_s: float = 2.0
     """After connections have closed, before memory is looked at: what is given back is given back a moment later."""
 
@@ -146,6 +149,8 @@ class Path:
     pid: int | None
     """The process in between."""
     fetch_topic: str
+    beside: str = ""
+    """The path of this version's which does the same, where this one is another's."""
 
     @property
     def tls(self) -> bool:
@@ -209,6 +214,19 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideFigure:
+    """A workload over two paths that do the same: ratios of each round, the first to the other."""
+
+    workload: str
+    path: str
+    other: str
+    cpu_ratio: float
+    cpu_quartiles: tuple[float, float]
+    requests_ratio: float
+    p50_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class IdleFigure:
     """Memory of connections that have exchanged ApiVersions and rest."""
 
@@ -256,6 +274,7 @@ class Report:
     idle: list[IdleFigure]
     carried: list[CarriedFigure]
     verdicts: list[Verdict] = field(default_factory=list)
+    beside: list[BesideFigure] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML."""
@@ -276,6 +295,42 @@ def figures_of(samples: Mapping[tuple[str, str], Sequence[Sample]], floors: Mapp
         ]
         figures.append(Figure(workload, path, median_of(rounds), statistics.median(ratios) if ratios else None))
     return figures
+
+
+def beside_figures(
+    samples: Mapping[tuple[str, str], Sequence[Sample]], pairs: Sequence[tuple[str, str]]
+) -> list[BesideFigure]:
+    """What the first path of each pair takes of what the other does, round by round, for every workload of both."""
+    figures = []
+    for workload in dict.fromkeys(workload for workload, _ in samples):
+        for path, other in pairs:
+            both = list(zip(samples.get((workload, path), ()), samples.get((workload, other), ()), strict=False))
+            if not both:
+                continue
+            cpu = [one.cpu_us / two.cpu_us for one, two in both if one.cpu_us and two.cpu_us]
+            low, _, high = statistics.quantiles(cpu, n=4) if len(cpu) > 1 else cpu * 3
+            figures.append(
+                BesideFigure(
+                    workload,
+                    path,
+                    other,
+                    statistics.median(cpu),
+                    (low, high),
+                    statistics.median(one.requests_per_s / two.requests_per_s for one, two in both),
+                    statistics.median(one.p50_us / two.p50_us for one, two in both),
+                )
+            )
+    return figures
+
+
+def pairs_beside(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """Each path of this version's with those of others that do the same, then those with the first of them."""
+    others: dict[str, list[str]] = {}
+    for path in paths:
+        if path.beside:
+            others.setdefault(path.beside, []).append(path.name)
+    own = [(name, other) for name, each in others.items() for other in each]
+    return own + [(other, first) for first, *more in others.values() for other in more]
 
 
 def median_of(samples: Sequence[Sample]) -> Sample:
@@ -363,7 +418,7 @@ def run(plan: Plan, say: Say) -> Report:
             broker = f"Kafka {plan.version}, a broker for each proxy"
         else:
             say("starting a broker of canned answers, relays and proxies")
-            paths = _canned_paths(stack, directory, certificate, ca_file)
+            paths = _canned_paths(plan, stack, certificate, ca_file)
             broker = "canned answers; proxies are listeners and sessions alone"
         load = stack.enter_context(Child("isthmus_bench.load"))
         between = [path for path in paths if path.pid is not None]
@@ -385,7 +440,8 @@ def run(plan: Plan, say: Say) -> Report:
         if cluster is not None:
             verdicts.append(list_verdict(figures))
         machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {python_build()}"
-        return Report(broker, machine, plan.rounds, plan.seconds, figures, idle, carried, verdicts)
+        beside = beside_figures(samples, pairs_beside(paths))
+        return Report(broker, machine, plan.rounds, plan.seconds, figures, idle, carried, verdicts, beside)
 
 
 def _round(
@@ -460,7 +516,7 @@ def _certificate(directory: FilePath) -> tuple[str, str]:
     return str(authority.issue("proxy")), str(authority.ca_file)
 
 
-def _canned_paths(stack: ExitStack, directory: FilePath, certificate: str | None, ca_file: str | None) -> list[Path]:
+def _canned_paths(plan: Plan, stack: ExitStack, certificate: str | None, ca_file: str | None) -> list[Path]:
     topic = "bench"
     broker = stack.enter_context(Child("isthmus_bench.canned_broker", topic))
     address = f"127.0.0.1:{broker.port}"
@@ -479,6 +535,12 @@ def _canned_paths(stack: ExitStack, directory: FilePath, certificate: str | None
             child = stack.enter_context(Child(module, address, *arguments, *more))
             target = Target("127.0.0.1", child.port, topic, ca_file if tls else None)
             paths.append(Path(name + TLS if tls else name, target, child.pid, topic))
+    for number, checkout in enumerate(plan.beside, start=1):
+        for name in (PROXY, HOOK):
+            module, arguments = kinds[name]
+            child = stack.enter_context(Child(module, address, *arguments, code=checkout))
+            target = Target("127.0.0.1", child.port, topic)
+            paths.append(Path(f"{name} of {checkout.name} ({number})", target, child.pid, topic, beside=name))
     return paths
 
 

@@ -44,6 +44,9 @@ class Since(NamedTuple):
     """Whether the lease ran."""
 
 
+NOT_BEGUN: Final = Since(0, vouched=False)
+
+
 class Deciding:
     """What decides about requests of many elements, and which decisions still count."""
 

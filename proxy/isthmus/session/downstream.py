@@ -8,9 +8,9 @@ import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, PRODUCE_ELEMENTS_AT_ONCE, Since, told_aside
+from isthmus.session.deciding import BYTES_AT_ONCE, ELEMENTS_AT_ONCE, NOT_BEGUN, PRODUCE_ELEMENTS_AT_ONCE, told_aside
 from isthmus.session.dispatch import PROXY_TIME_EACH
 from isthmus.session.gated_answers import GatedAnswers
 from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
@@ -61,8 +61,15 @@ KNOWN_HEAD_BYTES_MAX: Final = 1024
 _WAITS: Final = -1
 """In the place of bytes that are counted: there is no room for them yet."""
 _NO_LEAVE: Final = Leave(float("-inf"))
+Known: TypeAlias = "tuple[int, Leave, tuple[bytes, ...], int, Route]"
+"""Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
 _UNTIL_SERVED: Final = 1 << 62
 """More bytes than come: nothing is looked at before the broker's connection is there."""
+
+
+def nothing_known(route: Route) -> Known:
+    """No leave is known; ``route`` is there for its type. One for all connections."""
+    return -1, _NO_LEAVE, (), 0, route
 
 
 def _unheard(data: bytes) -> None:
@@ -111,14 +118,13 @@ class Downstream(Peer):
         self._holds = 1
         """Reasons not to read: connecting, a slow broker or client, too many in flight, a held request."""
         self._held = False
-        self._since = Since(0, vouched=False)
+        self._since = NOT_BEGUN
         """When the decision about the request that is held was begun."""
         self._writing = False
         """What is streaming is a write: it ends where the proxy may not vouch for it any more."""
         self._request: Request | None = None
         """What hooks are asked about, used again while no hook has kept it: one that wants nothing has not."""
-        self._known = self._nothing_known()
-        """Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
+        self._known = gateway.nothing_known
         self._in_flight_max = gateway.in_flight_max
         self.throttled = False
         self._produces: TappedProduces | None = None
@@ -662,12 +668,9 @@ class Downstream(Peer):
             self._produces = TappedProduces(self._session_id, self._gateway.limits.request_elements_max)
         return self._produces
 
-    def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
-        return -1, _NO_LEAVE, (), 0, self._gateway.fence_route
-
     def forget(self) -> None:
         """There is another table of routes."""
-        self._known = self._nothing_known()
+        self._known = self._gateway.nothing_known
 
     def _know(self, route: Route, key: int, leave: Leave, data: bytes, position: int) -> None:
         """Remember what leave was given for, to recognise the next such request by its first bytes."""

@@ -18,7 +18,7 @@ from isthmus.session.broker_sasl import BrokerSasl
 from isthmus.session.connecting import Connector, Unreachable
 from isthmus.session.deciding import Deciding
 from isthmus.session.dispatch import Route, describe_key, newer_api_versions_route, route_key
-from isthmus.session.downstream import Downstream
+from isthmus.session.downstream import Downstream, nothing_known
 from isthmus.session.endpoint import Endpoint
 from isthmus.session.gated_answers import GateCounts
 from isthmus.session.queued_bytes import QueuedBytes
@@ -114,6 +114,7 @@ class Gateway:
         """When a session last ended with writes that the broker had not answered."""
         self._session_ids = itertools.count(1)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
+        self.nothing_known = nothing_known(self.fence_route)
         self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
         self.leave = Leave(float("inf"))
         """Sessions' own, for what no hook wants to see; ends with the table of routes."""
@@ -140,6 +141,7 @@ class Gateway:
         self.routes.clear()
         self.routes.update(routes)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
+        self.nothing_known = nothing_known(self.fence_route)
         for session in self.sessions:
             session.downstream.forget()
 

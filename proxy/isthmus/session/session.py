@@ -147,7 +147,7 @@ class Session:
         """What the client may do while AUTHENTICATING."""
         self._legs = 1
         """Connections that are not lost yet."""
-        self._late_fences: list[Callable[[], None]] = []
+        self._late_fences: tuple[Callable[[], None], ...] = ()
         """Fences that wait for the end of a frame which is half forwarded, to ask behind it."""
 
     def _on(self, event: SessionEvent) -> None:
@@ -327,7 +327,7 @@ class Session:
             return True
         if self.acks0_behind != NO_ACKS0:
             if self.downstream.mid_frame:
-                self._late_fences.append(passed)
+                self._late_fences += (passed,)
             else:
                 self._ask_behind_acks0(passed)
             return False
@@ -353,7 +353,7 @@ class Session:
 
     def frame_ended(self) -> None:
         """A frame that was forwarded in parts is whole."""
-        late, self._late_fences = self._late_fences, []
+        late, self._late_fences = self._late_fences, ()
         for passed in late:
             self._ask_behind_acks0(passed)
         if self.state is SessionState.DRAINING:
@@ -367,7 +367,7 @@ class Session:
         loop = asyncio.get_running_loop()
         for each in (*passed, *self._late_fences):
             loop.call_later(self.gateway.lost_write_margin_s, each)
-        self._late_fences = []
+        self._late_fences = ()
 
     def leg_lost(self, upstream: Upstream | None = None) -> None:
         """One of the connections is gone. With the last one all that refers to each other lets go of each other, so

@@ -29,11 +29,13 @@ from isthmus_bench.passthrough import (
     Plan,
     Report,
     Sample,
+    beside_figures,
     figures_of,
     hook_verdicts,
     idle_figure,
     list_verdict,
     median_of,
+    pairs_beside,
     verdicts_of,
 )
 
@@ -75,6 +77,29 @@ def test_ratios_are_formed_within_a_round_before_the_median() -> None:
     assert by_path[PROXY].sample.cpu_us == 40.0
     assert by_path["direct"].cpu_ratio is None
     assert by_path["direct"].sample.cpu_us is None
+
+
+def test_versions_are_compared_round_by_round() -> None:
+    paths = [Path(name, Target("h", 1, "t"), 1, "t") for name in (RELAY, PROXY, HOOK)]
+    paths += [Path(f"{PROXY} of old ({n})", Target("h", 1, "t"), 1, "t", beside=PROXY) for n in (1, 2)]
+    first, second = (path.name for path in paths if path.beside)
+    assert pairs_beside(paths) == [(PROXY, first), (PROXY, second), (second, first)]
+    samples = {
+        ("w", RELAY): [sample(10.0)] * 3,
+        ("w", PROXY): [sample(11.0), sample(100.0, 500.0), sample(13.0)],  # the machine was busy in the second round
+        ("w", first): [sample(10.0), sample(100.0, 500.0), sample(10.0)],
+        ("w", second): [sample(10.0), sample(80.0), sample(10.0)],
+        ("other", RELAY): [sample(10.0)],
+    }
+    own, of_second, noise = beside_figures(samples, pairs_beside(paths))
+    assert (own.workload, own.path, own.other) == ("w", PROXY, first)
+    assert own.cpu_ratio == pytest.approx(1.1)
+    assert own.cpu_quartiles == (pytest.approx(1.0), pytest.approx(1.3))
+    assert (own.requests_ratio, own.p50_ratio) == (1.0, 1.0)
+    assert of_second.cpu_ratio == pytest.approx(1.25)
+    assert (noise.path, noise.other, noise.cpu_ratio) == (second, first, 1.0)
+    (once,) = beside_figures({each: rounds[:1] for each, rounds in samples.items()}, [(PROXY, first)])
+    assert once.cpu_quartiles == (once.cpu_ratio, once.cpu_ratio)
 
 
 def test_medians_are_taken_field_by_field() -> None:
