@@ -52,6 +52,7 @@ from isthmus_control.model import (
     BrokerClaim,
     Drill,
     Grant,
+    HeldAt,
     LinkMode,
     LinkSettings,
     NamespaceKey,
@@ -641,6 +642,7 @@ class AcceptReversal(Body):
     """At the follower: it has all that the leader has, whose clients wait, and is to lead.
 
     The other cluster asks for it, and has what it was granted. ``settings``: as of :class:`BeginPromotion`.
+    ``held_at``: as of a :class:`~isthmus_control.model.Reversal`.
     """
 
     KIND: ClassVar[str] = "accept-reversal"
@@ -651,6 +653,7 @@ class AcceptReversal(Body):
     more: tuple[NamespaceKey, ...]
     reversal_id: str
     settings: Mapping[str, Mapping[str, str]]
+    held_at: HeldAt | None = field(default=None, metadata=since(REVERSALS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -819,6 +819,16 @@ class TopicEnd(NamedTuple):
     ends: tuple[int, ...]
 
 
+class HeldAt(NamedTuple):
+    """Where the control log of the cluster that leads has clients' writes wait for a reversal. A later one has more.
+
+    ``generation``: of that log, since one that was accepted after a loss may count offsets from less again.
+    """
+
+    generation: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Reversal:
     """Namespaces that change which cluster leads them, all together.
@@ -829,6 +839,7 @@ class Reversal:
     wait, and it is tried. ``step_offset``: of the command that brought it to its step. ``ends``: of the leader's logs
     as they were handed over, by their names there. ``settings``: at the follower, as of a :class:`Promotion`.
     ``move_clients_ms``: as of a :class:`ClientMove`, at the one that led, when it has ended; 0: nobody is told.
+    ``held_at``: the same in both clusters' logs; None where nothing is held yet, or an older version did not say it.
     """
 
     reversal_id: str
@@ -844,6 +855,7 @@ class Reversal:
     ends: tuple[TopicEnd, ...] = ()
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     move_clients_ms: int = field(default=0, metadata=since(CLIENT_MOVES))
+    held_at: HeldAt | None = field(default=None, metadata=since(REVERSALS))
 
     @property
     def at_leader(self) -> bool:

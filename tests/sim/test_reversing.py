@@ -273,6 +273,38 @@ def test_taken_back_when_the_other_cluster_does_not_get_drained() -> None:
     reversing(work)
 
 
+def test_a_drain_that_is_recorded_too_late_takes_no_later_ones_place() -> None:
+    """The other cluster's control log takes longer than writes are held, and than the next reversal takes."""
+
+    async def work(two: Two) -> None:
+        append, next_one, recorded = two.controls["B"].append, asyncio.Event(), asyncio.Event()
+
+        async def slow(body: Body) -> Any:
+            if not isinstance(body, AcceptReversal):
+                return await append(body)
+            two.controls["B"].append = append  # type: ignore[method-assign]
+            await next_one.wait()
+            outcome = await append(body)
+            recorded.set()
+            return outcome
+
+        async def too_late() -> None:
+            next_one.set()
+            await recorded.wait()
+
+        two.controls["B"].append = slow  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="taken back"):
+            await two.a.links.reverse("a-to-b", asked("A", hold_seconds=1))
+        write(two, "A", b"led on")
+        at(two, "A", HandOver, too_late)
+        assert (await two.a.links.reverse("a-to-b", asked("A"))).reversed
+        assert recorded.is_set()
+        write(two, "B", b"led")
+        await two.until("equal", lambda: equal(two), 60)
+
+    reversing(work)
+
+
 def test_a_reversal_dies_with_its_owner_until_it_is_handed_over() -> None:
     async def work(two: Two) -> None:
         at(two, "A", HoldReversal, lambda: dying(two, "A"))

@@ -15,7 +15,8 @@ that led decides, by the first of two records:
   can be asked: then it cannot lead by this reversal whatever it hears later, since that takes its own record of it.
 
 The other cluster records that it has all (*drained*), before it is handed over; it leads by a promotion that names the
-reversal (:mod:`isthmus_control.rules.promotions`). No rule here asks what time it is.
+reversal (:mod:`isthmus_control.rules.promotions`). Of one that was taken back that may be recorded at any time still:
+it takes the place of none that was held later. No rule here asks what time it is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from isthmus_control import commands as c
 from isthmus_control.bounds import REVERSAL_HOLD_MS_MAX, REVERSAL_TRANSACTIONS_WAIT_MS_MAX
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
+    HeldAt,
     NamespaceKey,
     ResourceType,
     Reversal,
@@ -117,7 +119,8 @@ def _hold(state: ControlState, offset: int, command: c.Command, body: c.HoldReve
         after = reserve(namespace, offset, reason)
         state = state.evolve(namespaces=put(state.namespaces, key, after))
         changes.append(NamespaceChanged(namespace, after))
-    state, more = _with(state, replace(before, step=ReversalStep.HELD, step_offset=offset))
+    held_at = HeldAt(state.generation, offset)
+    state, more = _with(state, replace(before, step=ReversalStep.HELD, step_offset=offset, held_at=held_at))
     return state, (*changes, *more)
 
 
@@ -209,6 +212,11 @@ def _accept(state: ControlState, offset: int, command: c.Command, body: c.Accept
     for key in keys:
         before = state.reversal_of(key)
         if before is not None and before.step is ReversalStep.DRAINED:
+            require(
+                before.held_at is None or body.held_at is None or before.held_at < body.held_at,
+                Rejection.CONFLICT,
+                f"a later reversal of the {key} is recorded: this one was taken back",
+            )
             state, more = _without(state, before)  # that one was taken back
             changes += more
         _check_free(state, key)
@@ -225,7 +233,15 @@ def _accept(state: ControlState, offset: int, command: c.Command, body: c.Accept
         grants.check_attach(link, wanted)
     step = ReversalStep.DRAINED
     reversal = Reversal(
-        body.reversal_id, body.link, keys, step, "", command.at_ms, offset, settings=dict(body.settings)
+        body.reversal_id,
+        body.link,
+        keys,
+        step,
+        "",
+        command.at_ms,
+        offset,
+        settings=dict(body.settings),
+        held_at=body.held_at,
     )
     state, begun = _with(state, reversal)
     return state, (*changes, *begun)

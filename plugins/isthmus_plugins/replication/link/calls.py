@@ -17,6 +17,7 @@ from isthmus_control.commands import ToldPartition
 from isthmus_control.model import (
     AckTerms,
     AgreedCut,
+    HeldAt,
     LinkSettings,
     NamespaceMapping,
     OffsetsForm,
@@ -566,7 +567,9 @@ class Drain(Question[DrainAnswer]):
     """The leader, whose clients wait, asks whether the follower has all that it has, and may lead.
 
     ``pairs``: as the follower has them. ``ends`` and ``settings``: by the leader's topics. It answers when nothing is
-    missing, or after ``wait_ms``. ``dry_run``: nothing is held yet, and nothing recorded.
+    missing, or after ``wait_ms``. ``dry_run``: nothing is held yet, and nothing recorded. ``held_at``: tells
+    one that comes late, about a reversal that was taken back, from one about a later reversal; older versions do not
+    say it.
     """
 
     METHOD = "drain"
@@ -577,6 +580,7 @@ class Drain(Question[DrainAnswer]):
     settings: Mapping[str, Mapping[str, str]]
     wait_ms: int
     dry_run: bool
+    held_at: HeldAt | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

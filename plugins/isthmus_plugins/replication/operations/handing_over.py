@@ -229,7 +229,7 @@ class HandingOver:
         if not dry_run:
             settings = await self._promotions.settings_of([topic.name for topic in topics])
         pairs = self._pairs(reversal)
-        return calls.Drain(reversal.reversal_id, pairs, ends, settings, wait_ms, dry_run)
+        return calls.Drain(reversal.reversal_id, pairs, ends, settings, wait_ms, dry_run, reversal.held_at)
 
     def _pairs(self, reversal: Reversal) -> tuple[AttachedPair, ...]:
         """The namespaces as the other cluster has them."""

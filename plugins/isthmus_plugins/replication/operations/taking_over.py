@@ -84,7 +84,8 @@ class TakingOver:
             for each in mappings
             if each.type is ResourceType.TOPIC and (name := each.local_name(topic)) is not None
         }
-        return AcceptReversal(link.name, *keys[0], tuple(keys[1:]), question.reversal_id, settings)
+        more, held_at = tuple(keys[1:]), question.held_at
+        return AcceptReversal(link.name, *keys[0], more, question.reversal_id, settings, held_at)
 
     async def on_take_lead(self, connection: LinkConnection, question: calls.TakeLead) -> calls.Done:
         """Lead, if the log of who led says that it was handed over."""

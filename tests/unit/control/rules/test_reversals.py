@@ -19,6 +19,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.levels import REVERSALS, level_of
 from isthmus_control.model import (
     Grant,
+    HeldAt,
     LinkMode,
     LinkSettings,
     NamespaceKey,
@@ -209,6 +210,37 @@ def test_another_reversal_takes_the_place_of_one_that_was_taken_back() -> None:
     log.refused(LEAD, Rejection.NOT_FOUND, "abandoned")
     log.refused(replace(LEAD, reversal=OTHER_ID, more=()), Rejection.NOT_FOUND, "no reversal")
     log.ok(replace(LEAD, reversal=OTHER_ID))
+
+
+def test_one_that_was_taken_back_takes_no_later_ones_place_however_late_it_comes() -> None:
+    at = at_a(ANNOUNCE, HOLD)
+    first = at.state.reversals[ID].held_at
+    for body in (TAKE_BACK, replace(ANNOUNCE, reversal_id=OTHER_ID), replace(HOLD, reversal_id=OTHER_ID)):
+        at.ok(body)
+    then = at.state.reversals[OTHER_ID].held_at
+    assert first is not None
+    assert then is not None
+    late, later = replace(ACCEPT, held_at=first), replace(ACCEPT, reversal_id=OTHER_ID, held_at=then)
+    log = at_b(late, later)
+    log.refused(late, Rejection.CONFLICT, "a later reversal")
+    log.refused(replace(late, type=GROUP, prefix="gb-", more=()), Rejection.CONFLICT, "a later reversal")
+    assert log.ok(later) == ()
+    log.ok(replace(LEAD, reversal=OTHER_ID))
+
+
+def test_a_log_that_counts_from_less_after_a_loss_is_a_later_one() -> None:
+    last, accepted = HeldAt(0, 500), at_a(c.AcceptLog(1), ANNOUNCE, HOLD).state.reversals[ID].held_at
+    assert accepted is not None
+    assert (accepted.generation, accepted.offset < last.offset) == (1, True)
+    later = replace(ACCEPT, reversal_id=OTHER_ID, held_at=accepted)
+    log = at_b(replace(ACCEPT, held_at=last), later)
+    assert [*log.state.reversals] == [OTHER_ID]
+
+
+def test_who_does_not_say_where_it_is_held_is_taken_for_the_last_one() -> None:
+    older, newer = replace(ACCEPT, reversal_id=OTHER_ID), replace(ACCEPT, held_at=HeldAt(0, 7))
+    for bodies in ((older, newer), (newer, older)):
+        assert [*at_b(*bodies).state.reversals] == [bodies[-1].reversal_id]
 
 
 def test_a_failover_or_detaching_ends_what_it_was_drained_for() -> None:

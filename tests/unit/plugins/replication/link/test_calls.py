@@ -17,6 +17,7 @@ from isthmus_control.commands import ToldPartition
 from isthmus_control.model import (
     AckTerms,
     AgreedCut,
+    HeldAt,
     LinkMode,
     LinkSettings,
     OffsetsForm,
@@ -243,6 +244,12 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
         f'"ends":{{"l-t":{{"topic_id":"{TOPIC_ID}","ends":[3]}}}},"settings":{{"l-t":{{"retention.ms":"5"}}}},'
         '"wait_ms":5000,"dry_run":false}',
         [(calls.DrainAnswer(("one", "two"), ("one",)), '{"missing":["one","two"],"not_followed":["one"]}')],
+    ),
+    (
+        calls.Drain(TOPIC_ID, (), {}, {}, 5_000, False, HeldAt(1, 7)),
+        f'{{"reversal_id":"{TOPIC_ID}","pairs":[],"ends":{{}},"settings":{{}},"wait_ms":5000,"dry_run":false,'
+        '"held_at":[1,7]}',
+        [],
     ),
     (
         calls.AskReverse(
