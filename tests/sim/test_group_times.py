@@ -104,7 +104,9 @@ class Cluster:
         self.distributor = OffsetDistributor(
             context, document, self.name, self.followed_commits, self.followed_times, self.timestamps, leaves
         )
-        self.committer = OffsetCommitter(context, self.followed_commits, self.followed_times, self.timestamps, later)
+        self.committer = OffsetCommitter(
+            context, self.followed_commits, self.followed_times, self.timestamps, later, self.distributor.spreads
+        )
 
     # ---- what brokers do ----
 
@@ -114,6 +116,11 @@ class Cluster:
         if self.away:
             raise BrokerUnavailable("away")
         return {group: dict(self.kept.get(group, {})) for group in groups}
+
+    async def topics_named(self, names: Collection[str]) -> dict[str, Any]:
+        if self.away:
+            raise BrokerUnavailable("away")
+        return {name: SimpleNamespace(partitions=(0,)) for name in names}
 
     async def offsets_for_times(self, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
         ((place, time),) = asked.items()

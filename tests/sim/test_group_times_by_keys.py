@@ -204,7 +204,9 @@ class Cluster:
         self.distributor = OffsetDistributor(
             context, document, self.name, self.followed_commits, self.followed_times, self.timestamps, leaves
         )
-        self.committer = OffsetCommitter(context, self.followed_commits, self.followed_times, self.timestamps, later)
+        self.committer = OffsetCommitter(
+            context, self.followed_commits, self.followed_times, self.timestamps, later, self.distributor.spreads
+        )
 
     # ---- what brokers do ----
 
@@ -214,6 +216,11 @@ class Cluster:
         if self.away:
             raise BrokerUnavailable("away")
         return {group: dict(self.kept.get(group, {})) for group in groups}
+
+    async def topics_named(self, names: Collection[str]) -> dict[str, Any]:
+        if self.away:
+            raise BrokerUnavailable("away")
+        return {name: SimpleNamespace(partitions=self.partitions) for name in names}
 
     async def offsets_for_times(self, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
         found: dict[TopicPartition, tuple[int, int]] = {}
@@ -367,13 +374,15 @@ class World:
         """How many partitions the group knows of: applications look for new ones every five minutes."""
         self.stands: set[int] = set()
         """Of which it reads none now, each for the third ones after it, too."""
+        self.stuck: Giver | None = None
+        """Gives nothing now."""
         self.often = {
             what: often * self.rng.choice((0.4, 1, 2))
             for what, often in {
                 self.produce_some: 8, self.give_some: 20, self.tell_some: 6, self.read_some: 25, self.settle_some: 16,
                 self.tick: 20, self.ask: 10, self.set_groups: 12, self.consume_some: 8, self.commit_some: 6,
                 self.take_over: 0.1, self.delete_some: 0.3, self.go_away: 0.1, self.move_group: 2, self.add: 1.5,
-                self.meet: 3, self.look: 0.7,
+                self.meet: 3, self.look: 0.7, self.all_go_on: 1, self.add_where_something_is_late: 1,
             }.items()
         }  # fmt: skip
 
@@ -501,6 +510,9 @@ class World:
             if self.rng.random() >= least:
                 giver.give(number, self.rng.randint(1, self.given_at_once))
 
+    async def all_go_on(self, cluster: Cluster) -> None:
+        await self.go_on()
+
     async def tell_some(self, cluster: Cluster) -> None:
         for other in self.clusters:
             if other != cluster.name and self.rng.random() < 0.7:
@@ -553,6 +565,31 @@ class World:
     async def add(self, cluster: Cluster) -> None:
         self.add_partitions()
 
+    async def add_where_something_is_late(self, cluster: Cluster) -> None:
+        """The group has read what is given then, of some partitions."""
+        rng, giver = self.rng, self.rng.choice(self.at.givers)
+        target = self.clusters[giver.target]
+        if len(target.partitions) == PARTITIONS_MAX:
+            return
+        self.even()
+        self.stuck, self.stands = giver, {rng.randrange(3)}
+        for _ in range(rng.randint(2, 6)):
+            self.clock.now_ms += rng.choice((300, 1_000))
+            for _ in range(rng.randint(1, 6)):
+                self.produce(self.at)
+            for number in range(len(self.at.partitions)):
+                if number % 3 not in self.stands:
+                    self.consume(rng.randint(1, 40), number)
+            self.commit(1)
+            await self.go_on()
+        self.stuck = None
+        target.partitions.append(Partition())
+        giver.meet()
+        for _ in range(rng.randint(2, 6)):
+            giver.give(rng.randrange(giver.own), rng.randint(1, 4))
+        self.clock.now_ms += rng.choice((100, 3_000))
+        await target.committer.tick()
+
     async def meet(self, cluster: Cluster) -> None:
         self.rng.choice(cluster.givers).meet()
 
@@ -561,32 +598,43 @@ class World:
 
     async def settle(self) -> None:
         """Let all come to rest: everything is given, read, asked and said."""
-        most = max(len(each.partitions) for each in self.clusters.values())
         for cluster in self.clusters.values():
             cluster.away = False
-            cluster.partitions += [Partition() for _ in range(len(cluster.partitions), most)]
+        self.stuck = None
         for _ in range(4 + len(self.clusters)):
             self.clock.now_ms += ROUND_MS
-            for cluster in self.clusters.values():
-                for giver in cluster.givers:
-                    giver.meet()
-                    for number in range(giver.own):
-                        giver.give(number, 10**6)
-                    giver.settle()
-                for other in self.clusters:
-                    if other != cluster.name:
-                        self.tell(cluster.name, other, 10**6)
-                cluster.timestamps.look()
-                cluster.read(10**6)
-                await cluster.distributor.tick()
-            for cluster in self.clusters.values():
-                for other in self.clusters.keys() - {cluster.name}:
-                    await cluster.distributor.ask(other)
-                cluster.read(10**6)
-            for cluster in self.clusters.values():
-                await cluster.distributor.tick()
-            for cluster in self.clusters.values():
-                await cluster.committer.tick()
+            self.even()
+            await self.go_on()
+
+    def even(self) -> None:
+        """All have as many partitions, and see that."""
+        most = max(len(each.partitions) for each in self.clusters.values())
+        for cluster in self.clusters.values():
+            cluster.partitions += [Partition() for _ in range(len(cluster.partitions), most)]
+        for cluster in self.clusters.values():
+            for giver in cluster.givers:
+                giver.meet()
+            cluster.timestamps.look()
+
+    async def go_on(self) -> None:
+        """All do what they do within a few seconds, but for looking at partitions."""
+        for cluster in self.clusters.values():
+            for giver in cluster.givers:
+                for number in range(giver.own) if giver is not self.stuck else ():
+                    giver.give(number, 10**6)
+                giver.settle()
+            for other in sorted(self.clusters.keys() - {cluster.name}):
+                self.tell(cluster.name, other, 10**6)
+            cluster.read(10**6)
+            await self.tick(cluster)
+        for cluster in self.clusters.values():
+            for other in sorted(self.clusters.keys() - {cluster.name}):
+                await cluster.distributor.ask(other)
+            cluster.read(10**6)
+        for cluster in self.clusters.values():
+            await self.tick(cluster)
+        for cluster in self.clusters.values():
+            await cluster.committer.tick()
 
 
 @pytest.fixture(autouse=True)
@@ -690,5 +738,125 @@ def test_what_went_by_its_key_on_its_way_holds_a_group_back_whoever_says_that_it
         world.commit(1)
         await say(here)
         assert [said.time for _, said in here.times] == [BEGAN_MS + 9_000 - MARGIN_MS]
+
+    run_simulated(test())
+
+
+async def told_of_a_late_one(world: World, reader: Cluster, taker: Cluster, giver: Giver) -> None:
+    """The group has read partition 0 at the ``reader``, and its time is told; but not partition 1, where an earlier
+    message is. Of what the ``taker`` has its ``giver`` has given the first message only."""
+    world.go(reader)
+    for number, time_ms in ((0, 8_000), (1, 9_000), (0, 10_000), (0, 12_000)):
+        world.take(taker, number, time_ms, key=6)
+    world.clock.now_ms = 20_000
+    giver.give(0, 1)
+    world.stuck = giver
+    await world.go_on()
+    world.consume(100, 0)
+    world.positions[1] = 0
+    world.commit(1)
+    for _ in range(2):
+        await world.go_on()
+    for cluster in world.clusters.values():
+        said = cluster.followed_times.latest
+        times = [said[OffsetKey(GROUP, TOPIC, number)].time for number in range(2)]
+        assert times == [BEGAN_MS + 12_001 - MARGIN_MS, BEGAN_MS + 9_000 - MARGIN_MS]
+    world.clock.now_ms += ROUND_MS
+
+
+def give_the_late_one_first(giver: Giver) -> None:
+    giver.meet()
+    giver.give(1, 1)
+    giver.give(0, 2)
+
+
+async def set_to_the_late_one(world: World, here: Cluster) -> None:
+    """It was not set behind it before, and once all is told anew it is not held back without need."""
+    assert [each.number for each, _ in here.partitions[0].log] == [0, 1, 2, 3]
+    await here.committer.tick()
+    assert (TOPIC, 0) not in here.kept[GROUP]
+    world.stuck = None
+    for _ in range(3):
+        world.clock.now_ms += ROUND_MS
+        world.even()
+        await world.go_on()
+    assert here.kept[GROUP][TOPIC, 0].offset == 0
+
+
+def test_a_time_that_was_told_before_partitions_were_added_sets_no_group_behind_what_came_by_its_key() -> None:
+    """It is of one partition, and what is unread in another one stands in this one now."""
+    world = World(0, Subtree(1, ("c0", "c1")), partitions=2)
+    there, here = world.clusters.values()
+    (to_here,) = there.givers
+
+    async def test() -> None:
+        await told_of_a_late_one(world, there, there, to_here)
+        here.partitions.append(Partition())
+        give_the_late_one_first(to_here)
+        await set_to_the_late_one(world, here)
+
+    run_simulated(test())
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_partitions_that_were_added_on_the_way_of_a_message_count_too(is_away: bool) -> None:
+    """The cluster that has them says so, or has said so before it was lost."""
+    world = World(0, Subtree(2, ("c0", Subtree(1, ("c1", "c2")))), partitions=2)
+    first, middle, here = world.clusters.values()
+    (to_middle,), (to_here, _) = first.givers, middle.givers
+    to_middle.target = middle.name
+    to_middle.meet()
+
+    async def test() -> None:
+        await told_of_a_late_one(world, first, first, to_middle)
+        middle.partitions.append(Partition())
+        give_the_late_one_first(to_middle)
+        to_here.meet()
+        to_here.give(0, 10)
+        if is_away:
+            middle.timestamps.look()
+            middle.read(100)
+            await middle.distributor.tick()
+            await here.distributor.ask(middle.name)
+            middle.away = True
+            await here.distributor.ask(middle.name)
+        assert len(here.partitions) == 2
+        await here.committer.tick()
+        middle.away = False
+        await set_to_the_late_one(world, here)
+
+    run_simulated(test())
+
+
+def test_a_time_of_as_many_partitions_that_does_not_know_of_what_went_by_its_key_sets_no_group_behind_it() -> None:
+    """Who told it had not heard yet what the giver says, which saw fewer partitions here for a moment."""
+    world = World(0, Subtree(2, ("c0", Subtree(1, ("c1", "c2")))), partitions=2)
+    reader, middle, here = world.clusters.values()
+    to_here, _ = middle.givers
+
+    async def say(cluster: Cluster) -> None:
+        cluster.timestamps.look()
+        cluster.read(100)
+        await cluster.distributor.tick()
+        await reader.distributor.ask(cluster.name)
+
+    async def test() -> None:
+        await told_of_a_late_one(world, reader, middle, to_here)
+        for cluster in (reader, middle):
+            cluster.partitions.append(Partition())
+        await say(middle)
+        give_the_late_one_first(to_here)
+        here.partitions.append(Partition())
+        await say(here)
+        for cluster in (reader, middle):
+            cluster.timestamps.look()
+            cluster.read(100)
+            await cluster.distributor.tick()
+        await here.distributor.ask(middle.name)
+        world.tell(reader.name, here.name, 100)
+        here.read(100)
+        said = here.followed_times.latest[OffsetKey(GROUP, TOPIC, 0)]
+        assert (said.partitions, said.spread_ms) == (3, 0)
+        await set_to_the_late_one(world, here)
 
     run_simulated(test())

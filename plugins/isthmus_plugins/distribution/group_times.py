@@ -4,7 +4,8 @@ A record of the topic :data:`~isthmus_plugins.distribution.kept.TIMES_TOPIC`, wh
 distributors pass on like any other, with copy flags in a header:
 
     key     group|topic|partition, the topic as all clusters write it (TreeDocument.shared_name)
-    value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own};
+    value   JSON: {"time": ms, "committed_ms": of the commit, "origin": cluster, "metadata": the application's own,
+            "partitions": of the topic, "spread_ms": ms}; the last two lack in what earlier versions have written;
             null: the group has committed nothing any more, at the cluster that a header names
 
 Of a key's records the last one of that cluster counts at which the group has committed last (:func:`counts`): those of
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from isthmus_plugins.distribution.times import moves_on
@@ -44,9 +45,15 @@ class GroupTime(NamedTuple):
     """The application's own."""
     flags: int = 0
     """Of the record; 0: it is this cluster's own."""
+    partitions: int = 0
+    """How many the topic has, as who says it had counted; 0: one of an earlier version, which does not say it."""
+    spread_ms: int = 0
+    """Before which time messages of the topic went by their keys, as who says it had heard; 0: never, or of an earlier
+    version."""
 
     def value(self) -> bytes:
-        said = {name: getattr(self, name) for name in self._fields[:4]}
+        said = self._asdict()
+        del said["flags"]
         return json.dumps(said, separators=(",", ":")).encode()
 
     @classmethod
@@ -55,15 +62,27 @@ class GroupTime(NamedTuple):
         try:
             found = json.loads(value)
             time, committed_ms, origin, metadata = (found[name] for name in cls._fields[:4])
-            if not (is_ms(time) and is_ms(committed_ms) and isinstance(origin, str) and isinstance(metadata, str)):
+            by_keys = found.get("partitions", 0), found.get("spread_ms", 0)
+            if not (all(map(is_ms, (time, committed_ms, *by_keys))) and min(by_keys) >= 0):
                 raise ValueError
-            return cls(time, committed_ms, origin, metadata, flags)
+            if not (isinstance(origin, str) and isinstance(metadata, str)):
+                raise ValueError
+            return cls(time, committed_ms, origin, metadata, flags, *by_keys)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise MalformedTime(f"{value[:100]!r} is no time of a group") from error
 
     def marked(self) -> str:
         """The metadata of the commit that is set by it."""
         return f"{MARK}{self.flags:016x};{self.metadata}"
+
+
+class Spread(NamedTuple):
+    """What may have gone by its key of a topic, so that it stands in other partitions elsewhere."""
+
+    partitions: Collection[int]
+    """How many the topic has, at each cluster."""
+    spread_ms: int
+    """Before which time messages went by their keys anywhere; 0: none ever did."""
 
 
 def is_ms(value: object) -> bool:
@@ -110,8 +129,17 @@ def was_last_here(committed_ms: int, known: GroupTime | None) -> bool:
     return known is None or not known.flags or committed_ms > known.committed_ms
 
 
+def knows(said: GroupTime, spread: Spread) -> bool:
+    """Whether who has said it knew of all that went by its key: else something older, and unread, may stand in the
+    partition by now.
+
+    One of an earlier version does not say what it knew: it knew if there is nothing to know.
+    """
+    return max(spread.partitions) <= (said.partitions or min(spread.partitions)) and spread.spread_ms <= said.spread_ms
+
+
 def is_news(said: GroupTime, known: GroupTime | None, margin_ms: int) -> bool:
     """Whether what this cluster has to say of a group is not what stands there already."""
-    if known is None or known.flags or known.metadata != said.metadata:
+    if known is None or known != said._replace(time=known.time, committed_ms=known.committed_ms):
         return True
     return moves_on(known.time, said.time, margin_ms)

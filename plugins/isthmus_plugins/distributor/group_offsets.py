@@ -62,7 +62,9 @@ class GroupOffsets:
         self.distributor = OffsetDistributor(
             context, document, leaf, self._commits, self._times, self._timestamps, self._leaves
         )
-        self.committer = OffsetCommitter(context, self._commits, self._times, self._timestamps, Later(context.cluster))
+        self.committer = OffsetCommitter(
+            context, self._commits, self._times, self._timestamps, Later(context.cluster), self.distributor.spreads
+        )
         self._failed: Reason | None = Reason(reasons.SOURCE_UNAVAILABLE, "it begins")
 
     @property

@@ -2,18 +2,22 @@
 
 A commit is refused by the coordinator where the group has members: nobody reads from under them. So is none made here
 where the group went on by itself. What is not set waits, with its reason.
+
+A time is of one partition. Who told it may not have known of partitions that were added somewhere: since then messages
+go by their keys, and one that is older, and unread, comes to any partition, behind all that is there. So by such a time
+no group is set on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
-from isthmus_plugins.distribution.group_times import GroupTime, unmarked, was_last_here
+from isthmus_plugins.distribution.group_times import GroupTime, Spread, knows, unmarked, was_last_here
 from isthmus_plugins.distribution.times import NotSet, position_at
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
@@ -34,6 +38,11 @@ AS_BROKERS_DO: Final = -1
 EARLIEST: Final = -2
 """In the place of a time: where the log begins."""
 _HAS_MEMBERS: Final = frozenset((UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH))
+TOLD_BEFORE: Final = Reason(
+    reasons.PARTITIONS_ADDED,
+    "its time was told before it was known which messages of the topic went by their keys: it is set when that is told "
+    "anew",
+)
 _REASONS: Final = {NotSet.NOT_REACHED: reasons.NOT_REACHED, NotSet.WENT_ON: reasons.WENT_ON}
 
 
@@ -45,6 +54,10 @@ class There(NamedTuple):
     """Where the log begins."""
     log: tuple[bytes, int]
     """The topic's id, and the leader epoch: others may stand at its offsets when one of them is another."""
+
+
+FirstLater: TypeAlias = Mapping[TopicPartition, There | Reason]
+"""Of a group; or why that is not known now."""
 
 
 class State(NamedTuple):
@@ -65,8 +78,15 @@ class OffsetCommitter:
     """Of this cluster."""
 
     def __init__(
-        self, context: PluginContext, commits: Commits, times: Times, timestamps: Timestamps, later: Later
+        self,
+        context: PluginContext,
+        commits: Commits,
+        times: Times,
+        timestamps: Timestamps,
+        later: Later,
+        spreads: Callable[[Collection[str]], Awaitable[Mapping[str, Spread]]],
     ) -> None:
+        """``spreads(topics)``: what may have gone by its key of each by now. Raises BrokerUnavailable, KafkaRefused."""
         self._context = context
         self._cluster = context.cluster
         self._later = later
@@ -74,6 +94,7 @@ class OffsetCommitter:
         self._commits = commits
         self._times = times
         self._timestamps = timestamps
+        self._spreads = spreads
         self.states: dict[OffsetKey, State] = {}
         self.set = 0
         """Offsets that were committed, but for those that were committed again."""
@@ -95,7 +116,7 @@ class OffsetCommitter:
             state = self.states.get(key)
             if state is None or state.said != each or now >= state.again_at or self._is_gone(key, state):
                 due[key.group][key] = each
-        await some_at_once(GROUPS_AT_ONCE, self._set_some, due.items())
+        await self._set(due)
 
     async def go_back(self, group: str) -> Sequence[OffsetKey]:
         """Set a group to where other clusters say, also where it went on here; which partitions they say it of.
@@ -105,7 +126,7 @@ class OffsetCommitter:
         if not (self._commits.loaded and self._times.loaded and self._timestamps.logs):
             raise BrokerUnavailable("what groups have read here, and at other clusters, was not all read yet")
         said = {key: each for key, each in self._said().items() if key.group == group}
-        await self._set(group, said, may_go_back=True)
+        await self._set({group: said}, may_go_back=True)
         return list(said)
 
     def _said(self) -> dict[OffsetKey, GroupTime]:
@@ -115,9 +136,6 @@ class OffsetCommitter:
             for key, each in self._times.latest.items()
             if each.flags and self._commits.follows(key.group) and (key.topic, key.partition) in self._timestamps.logs
         }
-
-    async def _set_some(self, due: tuple[str, Mapping[OffsetKey, GroupTime]]) -> None:
-        await self._set(*due)
 
     def _is_gone(self, key: OffsetKey, state: State) -> bool:
         """Whether what stood where a group was set may be gone: it would go on wherever its client resets to.
@@ -129,22 +147,50 @@ class OffsetCommitter:
             return False
         return state.position < one.start or state.log != _log(one)
 
-    async def _set(self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool = False) -> None:
+    async def _set(self, due: Mapping[str, Mapping[OffsetKey, GroupTime]], may_go_back: bool = False) -> None:
+        """Set groups, by name. What may have gone by its key is asked for once, of all their topics.
+
+        That is after the logs were looked at: what has come before by its key is of partitions that are there by now.
+        """
+        looked = await some_at_once(GROUPS_AT_ONCE, self._first_later, due.values())
+        topics = {
+            topic
+            for each in looked
+            for (topic, _), there in each.items()
+            if isinstance(there, There) and there.later.offset is not None
+        }
         try:
-            states = await self._look_and_set(group, said, may_go_back)
+            spreads = await self._spreads(topics) if topics else {}
         except (BrokerUnavailable, KafkaRefused) as error:
-            states = self._waits(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
-        self.states |= states
+            for said in due.values():
+                self.states |= self._waits(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
+            return
+
+        async def set_one(group: str, said: Mapping[OffsetKey, GroupTime], first_later: FirstLater) -> None:
+            try:
+                states = await self._set_one(group, said, first_later, spreads, may_go_back)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                states = self._waits(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
+            self.states |= states
+
+        await some_at_once(GROUPS_AT_ONCE, lambda each: set_one(*each), zip(due, due.values(), looked, strict=True))
 
     def _waits(self, said: Mapping[OffsetKey, GroupTime], reason: Reason) -> dict[OffsetKey, State]:
         again_at = self._clock.monotonic() + RETRY_S
         return {key: State(each, reason, again_at) for key, each in said.items()}
 
-    async def _look_and_set(
-        self, group: str, said: Mapping[OffsetKey, GroupTime], may_go_back: bool
+    async def _set_one(
+        self,
+        group: str,
+        said: Mapping[OffsetKey, GroupTime],
+        first_later: FirstLater,
+        spreads: Mapping[str, Spread],
+        may_go_back: bool,
     ) -> dict[OffsetKey, State]:
-        """What becomes of what is said. Raises BrokerUnavailable, KafkaRefused."""
-        first_later = await self._first_later(said)  # which may take a while, in which the group goes on
+        """What becomes of what is said of a group, which may have gone on while logs were looked at.
+
+        Raises BrokerUnavailable, KafkaRefused.
+        """
         found = await self._cluster.committed_offsets([group], stable=True)
         if group not in found:
             raise BrokerUnavailable(f"what group {group} has committed cannot be read now")
@@ -177,6 +223,11 @@ class OffsetCommitter:
             if isinstance(position, NotSet):
                 states |= self._waits({key: each}, Reason(_REASONS[position], position.value))
                 continue
+            if key.topic not in spreads or not knows(each, spreads[key.topic]):
+                if committed is None or committed.offset < 0:
+                    states |= self._waits({key: each}, TOLD_BEFORE)
+                    continue
+                position = min(position, max(committed.offset, there.start))
             new = CommittedOffset(position, each.marked())
             state = self.states.get(key)
             is_kept_again = state is not None and state.said == each and state.reason is None
@@ -194,11 +245,15 @@ class OffsetCommitter:
                     self.set += has.get(place) != new
         return states
 
-    async def _first_later(self, said: Mapping[OffsetKey, GroupTime]) -> Mapping[TopicPartition, There | Reason]:
-        """By place: the first message that is later than what was said, or why that is not known now.
+    async def _first_later(self, said: Mapping[OffsetKey, GroupTime]) -> FirstLater:
+        try:
+            return await self._look(said)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            reason = Reason(reasons.COMMIT_UNAVAILABLE, str(error))
+            return {(key.topic, key.partition): reason for key in said}
 
-        Raises BrokerUnavailable, KafkaRefused.
-        """
+    async def _look(self, said: Mapping[OffsetKey, GroupTime]) -> FirstLater:
+        """Raises BrokerUnavailable, KafkaRefused."""
         times = {(key.topic, key.partition): each.time + 1 for key, each in said.items()}
         starts = await self._cluster.offsets_for_times(dict.fromkeys(times, EARLIEST))
         # What is negative asks for something else. Messages without a timestamp (-1) are earlier than all others.

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 from isthmus_control.model import Reason
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicPartition, Transactions
 from isthmus_plugins.distribution.document import TreeDocument
-from isthmus_plugins.distribution.group_times import ORIGIN_HEADER, GroupTime, is_news, key_of, was_last_here
+from isthmus_plugins.distribution.group_times import ORIGIN_HEADER, GroupTime, Spread, is_news, key_of, was_last_here
 from isthmus_plugins.distribution.kept import (
     REACHED_GROUP,
     STILL,
@@ -51,6 +51,8 @@ BATCH_BYTES: Final = 512 * 1024
 """Of keys and values: brokers take a megabyte by default. An application's metadata may become six times as long as
 text of JSON."""
 KEPT_AT_ONCE: Final = 500
+COUNT_TIMEOUT_S: Final = 3.0
+"""For a cluster to answer how many partitions a topic has. One that has just been lost holds nothing up for longer."""
 AGAIN_S: Final = 3_600.0
 """What has not changed is kept and told again: brokers forget offsets of groups without members after a week, and
 cleaning leaves the last record of a group, which may be what another cluster has said before."""
@@ -251,6 +253,34 @@ class OffsetDistributor:
         distributed = {(topic, number) for _, topic, number, topic_id in courses if topic_id == ids.get(topic)}
         self._partitions, self._counted_at = _counted(self._timestamps.logs.keys() | distributed), asked_at
 
+    async def spreads(self, topics: Collection[str]) -> Mapping[str, Spread]:
+        """What may have gone by its key of these topics by now, of those that this cluster has.
+
+        One request to each cluster; of those that do not answer, what they have said last. Raises BrokerUnavailable,
+        KafkaRefused.
+        """
+        own = await self._cluster.topics_named(topics)
+        counts = await some_at_once(len(self.others), partial(self._counts, topics), self.others)
+        return {
+            topic: Spread(
+                [len(info.partitions), *(each[topic] for each in counts if topic in each)],
+                self._spread_ms.get(topic, 0),
+            )
+            for topic, info in own.items()
+        }
+
+    async def _counts(self, topics: Collection[str], other: str) -> Mapping[str, int]:
+        """How many partitions topics have at another cluster. Raises BrokerUnavailable where it was not asked yet."""
+        said = self._said[other]
+        if other not in self._unheard:
+            if not said:
+                raise BrokerUnavailable(f"{other} was not asked yet how many partitions its topics have")
+            with suppress(Waits, BrokerUnavailable, KafkaRefused, TimeoutError):
+                async with asyncio.timeout(COUNT_TIMEOUT_S):
+                    found = await (await self._leaves.reached(other)).topics_named(topics)
+                return {name: len(info.partitions) for name, info in found.items()}
+        return said[-1].partitions if said else {}
+
     def lag(self) -> tuple[int, str] | None:
         """How late (ms) what other clusters take may come here, and from which one that is; None: that is not known."""
         now_ms = int(self._clock.time() * 1000)
@@ -325,7 +355,8 @@ class OffsetDistributor:
                 if time is None:
                     continue
                 self.unsaid.pop(key, None)
-                said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata)
+                known_of_keys = self._partitions[topic], self._spread_ms.get(topic, 0)
+                said = GroupTime(time, commit.committed_ms, self._leaf, commit.metadata, 0, *known_of_keys)
                 is_due = now - self._told_at.get(key, self._began_at) > AGAIN_S
                 if is_due or is_news(said, known, self._margin_of(group)):
                     found[key] = said

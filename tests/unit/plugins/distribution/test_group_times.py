@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from isthmus_plugins.distribution.group_times import (
     GroupTime,
     MalformedTime,
+    Spread,
     counts,
     is_news,
     key_of,
+    knows,
     read_key,
     unmarked,
     was_last_here,
@@ -35,11 +39,25 @@ def test_a_key_is_as_document_000_has_it() -> None:
 
 
 @settings(deadline=None)
-@given(NUMBERS, NUMBERS, TEXTS, TEXTS, FLAGS)
-def test_a_time_reads_as_it_was_written(time: int, committed_ms: int, origin: str, metadata: str, flags: int) -> None:
-    said = GroupTime(time, committed_ms, origin, metadata, flags)
+@given(NUMBERS, NUMBERS, TEXTS, TEXTS, FLAGS, st.integers(1, 10_000), st.integers(0, 2**63 - 2))
+def test_a_time_reads_as_it_was_written(
+    time: int, committed_ms: int, origin: str, metadata: str, flags: int, partitions: int, spread_ms: int
+) -> None:
+    said = GroupTime(time, committed_ms, origin, metadata, flags, partitions, spread_ms)
     assert GroupTime.of(said.value(), flags) == said
     assert unmarked(said.marked()) == (flags, metadata)
+
+
+def test_one_of_an_earlier_version_does_not_say_what_it_knew() -> None:
+    value = b'{"time":5,"committed_ms":100,"origin":"c1","metadata":"m"}'
+    assert GroupTime.of(value, 8) == GroupTime(5, 100, "c1", "m", 8, partitions=0, spread_ms=0)
+
+
+def test_earlier_versions_read_what_is_written() -> None:
+    """They look for four fields."""
+    found = json.loads(GroupTime(5, 100, "c1", "m", 8, 3, 7).value())
+    assert [found[name] for name in ("time", "committed_ms", "origin", "metadata")] == [5, 100, "c1", "m"]
+    assert found.keys() - {"time", "committed_ms", "origin", "metadata"} == {"partitions", "spread_ms"}
 
 
 @settings(deadline=None)
@@ -64,6 +82,10 @@ NO_TIMES = [
     b'{"time":1e999,"committed_ms":1,"origin":"c","metadata":""}',
     b'{"time":9223372036854775807,"committed_ms":1,"origin":"c","metadata":""}',
     b'{"time":1,"committed_ms":1,"origin":"c","metadata":null}',
+    b'{"time":1,"committed_ms":1,"origin":"c","metadata":"","partitions":"2"}',
+    b'{"time":1,"committed_ms":1,"origin":"c","metadata":"","partitions":-1}',
+    b'{"time":1,"committed_ms":1,"origin":"c","metadata":"","partitions":2,"spread_ms":null}',
+    b'{"time":1,"committed_ms":1,"origin":"c","metadata":"","partitions":2,"spread_ms":1e999}',
     b"[" * 100_000,
 ]
 """Text, numbers that are none or that no broker is to be asked for, what is too deep."""
@@ -98,3 +120,29 @@ def test_a_time_is_told_again_where_it_is_earlier_or_has_gone_on_far_enough() ->
     assert is_news(known, None, 100)
     assert is_news(known, known._replace(flags=8), 100)
     assert not is_news(known._replace(committed_ms=200), known, 100)
+    assert is_news(known._replace(partitions=3), known, 100)
+    assert is_news(known._replace(spread_ms=3), known, 100)
+
+
+KNOWN = [
+    ((2, 0), (2, 2), 0, True),
+    ((2, 0), (1, 2), 0, True),  # what the other cluster has said before it had more
+    ((2, 0), (3, 2), 0, False),
+    ((2, 0), (2, 3), 0, False),
+    ((2, 0), (2, 2), 1, False),
+    ((2, 5), (2, 2), 5, True),
+    ((2, 5), (2, 2), 6, False),
+    # Of an earlier version: not known.
+    ((0, 0), (2, 2), 0, True),
+    ((0, 0), (2, 3), 0, False),
+    ((0, 0), (3, 2), 0, False),
+    ((0, 0), (2, 2), 1, False),
+]
+
+
+@pytest.mark.parametrize(("told_of", "partitions", "spread_ms", "known"), KNOWN)
+def test_who_has_told_a_time_knew_of_what_went_by_its_key_or_did_not(
+    told_of: tuple[int, int], partitions: tuple[int, ...], spread_ms: int, known: bool
+) -> None:
+    said = GroupTime(1000, 100, "c1", "m", 8, *told_of)
+    assert knows(said, Spread(partitions, spread_ms)) == known

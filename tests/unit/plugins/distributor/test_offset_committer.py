@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simu
 from support.partition_log import control_batch
 
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicInfo, TopicPartition
-from isthmus_plugins.distribution.group_times import GroupTime
+from isthmus_plugins.distribution.group_times import GroupTime, Spread
 from isthmus_plugins.distributor import later
 from isthmus_plugins.distributor.followed import Timestamps
 from isthmus_plugins.distributor.later import Later
@@ -53,10 +53,19 @@ class World:
         commits: Any = SimpleNamespace(loaded=True, follows=lambda group: True, own=lambda group: self.own)
         times: Any = SimpleNamespace(loaded=True, latest=self.said)
         self.later = Later(self.cluster)
-        self.committer = OffsetCommitter(self.context, commits, times, self.timestamps, self.later)
+        self.elsewhere = partitions
+        """How many partitions another cluster has."""
+        self.spread_ms = 0
+        self.spreads_asked = 0
+        self.committer = OffsetCommitter(self.context, commits, times, self.timestamps, self.later, self.spreads)
 
-    def say(self, time: int, committed_ms: int = 0) -> None:
-        self.said[KEY] = GroupTime(time, committed_ms, "other", "its own", 8)
+    async def spreads(self, topics: Collection[str]) -> Mapping[str, Spread]:
+        self.spreads_asked += 1
+        found = await self.cluster.topics_named(topics)
+        return {name: Spread((len(each.partitions), self.elsewhere), self.spread_ms) for name, each in found.items()}
+
+    def say(self, time: int, committed_ms: int = 0, partitions: int = 1, spread_ms: int = 0) -> None:
+        self.said[KEY] = GroupTime(time, committed_ms, "other", "its own", 8, partitions, spread_ms)
 
     def commit(self, offset: int) -> None:
         """The group itself; the log of it was not read yet."""
@@ -165,7 +174,7 @@ def test_a_log_that_cannot_be_read_keeps_none_of_the_group_s_others_waiting() ->
 
         search.first = refused
         world.say(time_of(9))
-        world.said[other] = world.said[KEY]
+        world.said[other] = world.said[KEY] = world.said[KEY]._replace(partitions=2)
         await world.committer.tick()
         assert (world.position, world.reason) == (19, None)
         reason = world.committer.states[other].reason
@@ -233,6 +242,89 @@ def test_a_proxy_that_has_lost_its_lease_sets_nothing() -> None:
     async def test() -> None:
         world.say(time_of(9))
         world.context.lease_deadline = world.context.clock.monotonic() - 1
+        await world.committer.tick()
+        assert world.reason == "COMMIT_UNAVAILABLE"
+        assert "g" not in world.cluster.offsets
+
+    world.run(test)
+
+
+def test_a_time_that_does_not_know_of_partitions_sets_a_group_on_once_it_is_told_anew() -> None:
+    world = World()
+
+    async def test() -> None:
+        world.elsewhere = 2
+        world.say(time_of(9))
+        await world.committer.tick()
+        assert world.reason == "PARTITIONS_ADDED"
+        assert "g" not in world.cluster.offsets
+        world.say(time_of(4), partitions=2)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (9, None)
+        # Where it was set it stays, and may go back.
+        for number, position in ((9, 9), (3, 7), (9, 7)):
+            world.say(time_of(number))
+            await world.committer.tick()
+            assert (world.position, world.reason) == (position, None)
+        world.partition.delete_records(10)
+        await asyncio.sleep(1)
+        await world.committer.tick()
+        assert world.position == 10, "what stands before is gone"
+        world.say(time_of(9), partitions=2)
+        await world.committer.tick()
+        assert (world.position, world.reason) == (19, None)
+
+    world.run(test)
+
+
+@pytest.mark.parametrize("told_ms", [4, 5])
+def test_a_time_that_does_not_know_of_what_went_by_its_key_sets_no_group_on(told_ms: int) -> None:
+    world = World()
+
+    async def test() -> None:
+        world.spread_ms = 5
+        world.say(time_of(9), spread_ms=told_ms)
+        await world.committer.tick()
+        assert world.reason == (None if told_ms == 5 else "PARTITIONS_ADDED")
+
+    world.run(test)
+
+
+def test_partitions_are_counted_once_for_all_that_is_set_on() -> None:
+    """Groups of a topic, and topics, have it in common; and nothing is asked where nothing is to be set."""
+    world = World(partitions=3)
+
+    async def test() -> None:
+        for number in range(3):
+            world.cluster.partition("t-1", number).write_values(b"v", timestamp=time_of(30))
+        for group in range(20):
+            for number in range(3):
+                key = OffsetKey(f"g-{group}", "t-1", number)
+                world.said[key] = GroupTime(time_of(9), 0, "other", "", 8, 3)
+        await asyncio.sleep(1)
+        await world.committer.tick()
+        assert (world.spreads_asked, world.committer.set) == (1, 60)
+        for _ in range(5):
+            await world.committer.tick()
+        assert world.spreads_asked == 1
+        for key in list(world.said):
+            world.said[key] = world.said[key]._replace(time=time_of(40))
+        await world.committer.tick()
+        assert {each.reason.code for each in world.committer.states.values() if each.reason} == {"NOT_REACHED"}
+        assert world.spreads_asked == 1
+
+    world.run(test)
+
+
+def test_where_partitions_cannot_be_counted_nothing_is_set() -> None:
+    world = World()
+
+    async def test() -> None:
+        async def unavailable(topics: Collection[str]) -> Mapping[str, Spread]:
+            raise BrokerUnavailable("the brokers are away")
+
+        world.committer._spreads = unavailable
+        world.say(time_of(9))
         await world.committer.tick()
         assert world.reason == "COMMIT_UNAVAILABLE"
         assert "g" not in world.cluster.offsets

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from support.fake_cluster import run_simulated
 
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.distribution.document import read_document
-from isthmus_plugins.distribution.group_times import GroupTime, read_key
+from isthmus_plugins.distribution.group_times import GroupTime, Spread, read_key
 from isthmus_plugins.distribution.kept import REACHED_GROUP, STILL, TIMES_TOPIC, KeptCourse, KeptReached
 from isthmus_plugins.distribution.positions import Course, Stretch, Term
 from isthmus_plugins.distribution.times import LeastTimestamps
@@ -59,6 +60,11 @@ class World:
         """More of the other cluster's."""
         self.version = 1
         """That the other cluster has."""
+        self.partitions_there = 2
+        self.counted: list[str] = []
+        """Clusters that were asked how many partitions topics have."""
+        self.is_silent = False
+        """Whether the other cluster does not answer that."""
         self.reached_there: dict[TopicPartition, int] = {}
         self.reached_here: dict[TopicPartition, CommittedOffset] = {}
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
@@ -125,7 +131,17 @@ class World:
             } | self.kept_there
             return {group: {at: CommittedOffset(0, each.metadata()) for at, each in kept.items()} for group in groups}
 
-        return SimpleNamespace(committed_offsets=committed_offsets)
+        async def topics_named(names: Collection[str]) -> Any:
+            self.counted.append(name)
+            if self.is_silent:
+                await asyncio.Event().wait()
+            return {each: SimpleNamespace(partitions=range(self.partitions_there)) for each in names}
+
+        return SimpleNamespace(committed_offsets=committed_offsets, topics_named=topics_named)
+
+    async def topics_named(self, names: Collection[str]) -> Any:
+        self.counted.append("c1")
+        return {name: SimpleNamespace(partitions=PLACES) for name in names if name == "t-1"}
 
 
 async def nothing_lacks() -> None:
@@ -337,7 +353,7 @@ def test_a_time_that_does_not_change_is_told_again_every_hour() -> None:
     assert [ticked() for _ in range(3)] == [1, 1, 1]
     world.now += 3_601
     assert [ticked() for _ in range(3)] == [2, 2, 2]
-    assert world.told == [(key, GroupTime(1_000_001 - 60_000, 500, "c1", ""))] * 2
+    assert world.told == [(key, GroupTime(1_000_001 - 60_000, 500, "c1", "", partitions=2))] * 2
     # What comes from another cluster counts where the group has committed later there.
     world.times.hear(key, GroupTime(7, 499, "c2", "", 8))
     assert ticked() == 2
@@ -572,3 +588,55 @@ def test_a_record_of_other_names_is_passed_over() -> None:
     asyncio.run(test())
     assert len(world.told) == 1
     assert elsewhere.latest == {}
+
+
+def test_what_went_by_its_key_is_told_with_each_time() -> None:
+    world = World()
+    world.groups[OffsetKey("g-1", *PLACES[0])] = Commit(10, "", 500, 0)
+    world.spread_ms_there = 700_000
+
+    async def test() -> None:
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+        await world.distributor.tick()
+        world.spread_ms_there = 800_000
+        await world.distributor.ask("c2")
+        await world.distributor.tick()
+
+    asyncio.run(test())
+    assert [(said.partitions, said.spread_ms) for _, said in world.told if said is not None] == [
+        (2, 700_000),
+        (2, 800_000),
+    ]
+
+
+def test_partitions_are_counted_with_one_request_to_each_cluster() -> None:
+    world = World()
+    world.partitions_there, world.spread_ms_there = 3, 700_000
+
+    async def test() -> None:
+        await world.distributor.ask("c2")
+        assert await world.distributor.spreads(["t-1", "t-gone"]) == {"t-1": Spread([2, 3], 700_000)}
+
+    asyncio.run(test())
+    assert world.counted == ["c1", "c2"]
+
+
+def test_of_a_cluster_that_does_not_answer_what_it_has_said_last_counts() -> None:
+    world = World()
+    world.kept_there["t-1", 2] = KeptReached({8: 3_000_000}, version=1)
+    unreadable: Any = SimpleNamespace(metadata=lambda: "nothing that was kept")
+
+    async def test() -> None:
+        with pytest.raises(BrokerUnavailable, match="c2 was not asked yet"):
+            await world.distributor.spreads(["t-1"])
+        await world.distributor.ask("c2")
+        world.is_silent = True
+        assert await world.distributor.spreads(["t-1"]) == {"t-1": Spread([2, 3], 0)}
+        world.counted.clear()
+        world.kept_there["t-1", 3] = unreadable
+        await world.distributor.ask("c2")
+        assert await world.distributor.spreads(["t-1"]) == {"t-1": Spread([2, 3], 0)}
+        assert world.counted == ["c1"], "one that is not reached is not waited for each time"
+
+    run_simulated(test())
