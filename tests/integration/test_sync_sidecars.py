@@ -71,7 +71,10 @@ def test_committed_offsets_in_transactions_are_confirmed_whoever_fronts_which_co
         pair.a.produce(topic, [b"x"] * 100)
         pair.wait_end(far_topic, 100)
         pair.wait_following()
-        until("synchronous", lambda: pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous"))
+        # What is never confirmed fails after the 30 s that its client waits, and nothing leaves before: then acks would
+        # say nothing of B.
+        synchronous = "link", "set-mode", pair.name, "synchronous", "--confirm-timeout-ms", "60000"
+        until("synchronous", lambda: pair.a.proxy.cli(*synchronous))
         producer = pair.a.producer(transactional_id=unique("txn-"))
         producer.init_transactions(30)
         for number in range(GROUPS):
