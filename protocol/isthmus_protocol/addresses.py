@@ -36,7 +36,7 @@ from isthmus_protocol.wire import VARINT_BYTES_MAX, Frame, MalformedFrame, read_
 AddressMap = Callable[[int, bytes, int], tuple[bytes, int] | None]
 """``(node id, host, port)`` of a broker -> the host and port that clients shall see, None where no proxy fronts it."""
 
-Rewriter = Callable[[bytes, AddressMap], bytes]
+Rewriter = Callable[[AddressMap, bytes], bytes]
 """A whole response frame -> the frame for the client, the same object where nothing changes. Raises MalformedFrame, or
 NeedMore where it was not whole."""
 
@@ -69,7 +69,7 @@ _ADDRESS_SETTINGS: Final = frozenset(
 
 @cache
 def rewriter(api_key: int, version: int) -> Rewriter | None:
-    """What rewrites the addresses in an API's response, None where it has none (for a whole frame at once)."""
+    """What rewrites the addresses in an API's response, ``(address map, whole frame) -> frame``; None: it has none."""
     if api_key not in _WITH_ADDRESSES:
         return None
     spec = message_spec(api_key, version, "response")
@@ -219,7 +219,7 @@ def _array_rewriter(api_key: int, version: int, spec: EntitySpec, field: FieldSp
     endpoints = _Endpoints(field, spec.flexible)
     locate = locator(api_key, version, "response", (*endpoints.wants, "endpoint_type"))
 
-    def rewrite(frame: bytes, addresses: AddressMap) -> bytes:
+    def rewrite(addresses: AddressMap, frame: bytes) -> bytes:
         span, found, endpoint_type = locate(frame)
         if endpoint_type not in (None, _ENDPOINT_TYPE_BROKER):
             addresses = _no_address
@@ -233,7 +233,7 @@ def _tagged_rewriter(api_key: int, version: int, field: FieldSpec) -> Rewriter:
     locate = locator(api_key, version, "response", ("@tags",))
     tail = _Tail(field)
 
-    def rewrite(frame: bytes, addresses: AddressMap) -> bytes:
+    def rewrite(addresses: AddressMap, frame: bytes) -> bytes:
         start, end = locate(frame)
         section = frame[start:end]
         changed = tail.rewrite_section(section, addresses)
@@ -248,7 +248,7 @@ def _coordinator_rewriter(version: int, spec: EntitySpec) -> Rewriter:
     locate = locator(ApiKey.FIND_COORDINATOR, version, "response", (("coordinators", wants),) if in_array else wants)
     no_host = encoded_string(b"", spec.flexible)
 
-    def rewrite(frame: bytes, addresses: AddressMap) -> bytes:
+    def rewrite(addresses: AddressMap, frame: bytes) -> bytes:
         found = locate(frame)
         edits: list[Edit] = []
         for node_id, node_id_span, host, host_span, port, port_span, error_span in found if in_array else (found,):
@@ -277,7 +277,7 @@ def _quorum_rewriter(version: int, spec: EntitySpec) -> Rewriter:
     assert spec.flexible
     none = write_uvarint(1)
 
-    def rewrite(frame: bytes, _: AddressMap) -> bytes:
+    def rewrite(_: AddressMap, frame: bytes) -> bytes:
         edits = [(start, end, none) for start, end in locate(frame) if frame[start:end] != none]
         return edited_frame(frame, edits) if edits else frame
 
@@ -290,7 +290,7 @@ def _configs_rewriter(version: int, spec: EntitySpec) -> Rewriter:
     locate = locator(ApiKey.DESCRIBE_CONFIGS, version, "response", wants)
     null, true = b"\x00" if spec.flexible else b"\xff\xff", b"\x01"
 
-    def rewrite(frame: bytes, _: AddressMap) -> bytes:
+    def rewrite(_: AddressMap, frame: bytes) -> bytes:
         edits: list[Edit] = []
         for resource_type, configs in locate(frame):
             if resource_type != _RESOURCE_TYPE_BROKER:

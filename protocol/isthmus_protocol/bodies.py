@@ -37,7 +37,7 @@ from kio.serial._introspect import (
 )
 from kio.static.constants import EntityType
 
-from isthmus_protocol.elements import begin, charge, charge_numbers
+from isthmus_protocol.elements import bound_here
 from isthmus_protocol.wire import MalformedFrame, check_tags, read_uvarint
 
 Read = Callable[[bytes, int], tuple[Any, int]]
@@ -81,7 +81,9 @@ def decode_body(entity_type: type[Any], data: bytes, position: int, rest_ignored
 
     Raises MalformedFrame, also for bytes left over where they are not ignored.
     """
-    begin()
+    bound = bound_here()
+    if bound is not None:
+        bound.begin()
     try:
         value, end = _entity_reader(cast(Any, entity_type))(data, position)
     # struct: the bytes end early; index: a varint or boolean does; unicode: a string is no UTF-8.
@@ -204,7 +206,9 @@ def _array(length: Read, nullable: bool, item: Read) -> Read:
                 raise MalformedFrame(f"count {count} of a {'nullable' if nullable else 'non-nullable'} array")
             return None, position
         _check_count(data, position, count)
-        charge(count)
+        bound = bound_here()
+        if bound is not None:
+            bound.charge(count)
         items = []
         for _ in range(count):
             value, position = item(data, position)
@@ -227,7 +231,9 @@ def _number_array(length: Read, nullable: bool, code: str) -> Read:
         if count == 0:
             return (), position
         _check_count(data, position, count)
-        charge_numbers(count)
+        bound = bound_here()
+        if bound is not None:
+            bound.charge_numbers(count)
         return struct.unpack_from(f">{count}{code}", data, position), position + count * size
 
     return read

@@ -81,24 +81,3 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
             return work()
 
     return bounded
-
-
-def begin() -> None:
-    """A message is read from its beginning."""
-    bound = _bound.get()
-    if bound is not None:
-        bound.begin()
-
-
-def charge(count: int) -> None:
-    """So many come. Raises TooManyElements."""
-    bound = _bound.get()
-    if bound is not None:
-        bound.charge(count)
-
-
-def charge_numbers(count: int) -> None:
-    """The same of plain numbers."""
-    bound = _bound.get()
-    if bound is not None:
-        bound.charge_numbers(count)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import groups
-from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags
+from support.distributing import HEADER, PLUGINS, Distributing, distributing, flags, wait_set
 from support.kafka import NOW_MS, Clusters, unique
 from support.links import Read, Side, sidecars, until, whole
 from support.power_loss import lose_end
@@ -301,7 +301,6 @@ def test_messages_go_by_their_keys_where_partition_counts_differ(two: Distributi
 
 
 MARGIN_MS = 10_000
-MARK = "isthmus-copy-flags="
 
 
 @pytest.mark.one_in_ci("stories", of="a tree that changes")
@@ -315,10 +314,10 @@ def test_clusters_call_the_same_topic_differently(two: Distributing) -> None:
     unfit, group = f"{two.prefix}scratch", unique("named-")
     one.create_topic(topics["one"], PARTITIONS)
     one.create_topic(unfit)
-    expected = [b"timed %d" % number for number in range(40)]
+    expected, began_ms = [b"timed %d" % number for number in range(40)], NOW_MS - 3_600_000
     producer = one.producer(batch_num_messages=1)
     for number, value in enumerate(expected):
-        producer.produce(topics["one"], value, partition=0, timestamp=NOW_MS - 3_600_000 + number * 500)
+        producer.produce(topics["one"], value, partition=0, timestamp=began_ms + number * 500)
     assert producer.flush(60) == 0
     file = two.document(["one", "other"], names=names, groups=[group], margin_ms=MARGIN_MS)
     assert one.proxy.cli("tree", "apply", str(file), "--dry-run")["names_unfit"] == [unfit]
@@ -336,16 +335,8 @@ def test_clusters_call_the_same_topic_differently(two: Distributing) -> None:
 
     until("the other cluster has what was there", logs, interval_s=0.3)
     groups.commit(one, group, {(topics["one"], 0): 30})
-
-    def to_read() -> list[bytes | None]:
-        """What the group has before it at the other cluster; nothing: it is not set there yet."""
-        position, metadata = groups.committed(other, group).get((topics["other"], 0), (2**63, MARK))
-        assert metadata.startswith(MARK)
-        return [each.value for each in other.read(topics["other"], direct=True) if each.offset >= position]
-
-    # From 10 s, and up to a tenth of that, before the 30th on; one more by a marker. It may be set earlier before,
-    # where it is not said yet that all of that came.
-    read_on = until("the group is set", lambda: each if 28 <= len(each := to_read()) <= 33 else None)
+    position = wait_set(other, group, topics["other"], began_ms + 30 * 500, MARGIN_MS)
+    read_on = [each.value for each in other.read(topics["other"], direct=True) if each.offset >= position]
     assert read_on == expected[-len(read_on) :]
 
     for number, side in enumerate((one, other)):

@@ -14,7 +14,7 @@ from threading import Event
 import pytest
 from support import groups
 from support.client_readers import reader
-from support.distributing import PLUGINS, Distributing, distributing
+from support.distributing import ANY_MARK, MARK, PLUGINS, Distributing, before_later, distributing, wait_set
 from support.kafka import NOW_MS, Clusters, unique
 from support.links import Read, Side, until, whole
 
@@ -25,10 +25,6 @@ pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 MARGIN_MS = 10_000
 STEP_MS = 500
 BEGAN_MS = NOW_MS - 3_600_000
-ANY_MARK = "isthmus-copy-flags="
-MARK = f"{ANY_MARK}0000000000000008;"
-"""Of what came over level 4."""
-"""Of what came by the level of two clusters."""
 
 
 @pytest.fixture
@@ -60,26 +56,6 @@ def time_of(number: int) -> int:
     return BEGAN_MS + number * STEP_MS
 
 
-def before_later(side: Side, topic: str, time_ms: int) -> int:
-    """The offset before the first message that is later: markers of transactions have offsets, too."""
-    return next(each.offset for each in side.read(topic, direct=True) if each.timestamp[1] > time_ms) - 1
-
-
-def wait_set(side: Side, group: str, topic: str, unread_ms: int, metadata: str = "") -> int:
-    """Until a group is set to the margin before what is unread, and up to a tenth of it earlier; the offset."""
-
-    def is_set() -> bool:
-        found.update(groups.committed(side, group))
-        position, has = found.get((topic, 0), (-1, ""))
-        return earliest <= position <= latest and has == MARK + metadata
-
-    found: dict[tuple[str, int], groups.Committed] = {}
-    latest = before_later(side, topic, unread_ms - MARGIN_MS)
-    earliest = before_later(side, topic, unread_ms - MARGIN_MS - MARGIN_MS // 10)
-    until(f"{group} is set to {earliest} to {latest}", is_set, interval_s=0.2)
-    return found[topic, 0][0]
-
-
 def test_a_group_moves_to_the_other_cluster_and_back(two: Distributing) -> None:
     """It reads again what is within the margin, and nothing else; its own metadata is kept."""
     one, other = two.sides.values()
@@ -92,12 +68,12 @@ def test_a_group_moves_to_the_other_cluster_and_back(two: Distributing) -> None:
         until("it has read", lambda: len(before.read) == 200)
     two.wait_values(topic, 1, read_first + produce(one, topic, range(200, 400)))
 
-    position = wait_set(other, moving, topic, time_of(200))
+    position = wait_set(other, moving, topic, time_of(200), MARGIN_MS)
     with groups.member(other, still, topic):
         groups.commit(one, still, {place: 300}, "the application's own")
         until("members are waited for", lambda: two.waiting("other", still) == {place: "MEMBERS"})
         assert place not in groups.committed(other, still)
-    still_at = wait_set(other, still, topic, time_of(300), "the application's own")
+    still_at = wait_set(other, still, topic, time_of(300), MARGIN_MS, "the application's own")
     assert groups.committed(other, still, direct=False)[place] == (still_at, "the application's own")
     assert groups.committed(one, still, direct=False)[place] == (300, "the application's own")
 
@@ -110,12 +86,12 @@ def test_a_group_moves_to_the_other_cluster_and_back(two: Distributing) -> None:
     assert expected == [b"%d" % number for number in range(400 - len(expected), 400)]
     assert 219 <= len(expected) <= 222
     # It came to the end there, so here it goes on at the last one's time, with no marker in between.
-    assert 377 <= wait_set(one, moving, topic, time_of(399) + 1) <= 379
+    assert 377 <= wait_set(one, moving, topic, time_of(399) + 1, MARGIN_MS) <= 379
     assert two.waiting("one", moving) == two.waiting("other", moving) == {}
 
     # A group that went on by itself is put back if that is asked for.
     groups.commit(one, still, {place: 390})
-    wait_set(other, still, topic, time_of(390))
+    wait_set(other, still, topic, time_of(390), MARGIN_MS)
     groups.commit(other, still, {place: before_later(other, topic, time_of(350) - 1) + 1})
     until("it is not put back", lambda: two.waiting("one", still) == {place: "WENT_ON"})
     assert groups.committed(one, still)[place] == (390, "")

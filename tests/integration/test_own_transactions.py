@@ -98,6 +98,38 @@ def test_what_is_open_where_a_cluster_led_ends_before_its_topic_is_cut_and_follo
 
 
 @pytest.mark.suite("stories")
+def test_a_topic_that_is_its_sources_but_for_what_is_open_is_truncated_as_the_plan_says(
+    kafka_pair: tuple[KafkaCluster, KafkaCluster],
+) -> None:
+    """The source of before has the same log, and will have markers that its new source has not."""
+    with linked(*kafka_pair) as link:
+        link.raise_levels()
+        topic, copy = link.local + "t", link.remote + "t"
+        link.a.create_topic(topic)
+        link.attach(None, None, "--disable-transaction-verification")
+        link.a.produce(topic, [b"before"] * 5)
+        ongoing = begun(link.a, topic, unique("ongoing-"))
+        link.wait_end(copy, 6)
+        link.wait_following()
+        link.a.proxy.kill()
+        until("failed over", lambda: link.b.proxy.cli("link", "failover", link.name))
+        link.a.proxy.start()
+        until("detached", lambda: link.a.proxy.cli("link", "detach", link.name, "--local", link.local))
+        back = "link", "attach", link.name, "--local", link.remote, "--remote", link.local, "--role", "leader"
+        consents = "--truncate-target", "--disable-transaction-verification"
+        (planned,) = link.b.proxy.cli(*back, *consents, "--dry-run")["topics"]
+        assert (planned["action"], planned["records_lost"]) == ("truncate", 6)
+
+        link.b.proxy.cli(*back, *consents)
+        link.b.produce(copy, [b"more"] * 3)
+        there = link.b.read_decided(copy)
+        assert len(there) == 8
+        until("A has what B has", lambda: link.a.read_decided(topic) == there)
+        with pytest.raises(KafkaException, match=r"FENCED|fenced"):
+            ongoing.commit_transaction(30)
+
+
+@pytest.mark.suite("stories")
 def test_a_topic_is_frozen_when_what_was_decided_is_carried_out_and_others_end_meanwhile(kafka: KafkaCluster) -> None:
     """The coordinator was answered that the marker is too large: it asks again when it is loaded anew, and not before.
 

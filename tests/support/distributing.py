@@ -11,11 +11,16 @@ from typing import Any, Final
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from support import groups
 from support.kafka import unique
 from support.links import WAIT_S, Read, Side, keep_logs, until
 
 PLUGINS: Final = {"plugins": {"enabled": ["reservation", "replication", "distribution"]}}
 HEADER: Final = "isthmus-copy-flags"
+ANY_MARK: Final = f"{HEADER}="
+"""Before the metadata of an offset that was set by what another cluster said."""
+MARK: Final = f"{ANY_MARK}0000000000000008;"
+"""The same, of what came over level 4: that of a tree of two clusters."""
 
 
 class Distributing:
@@ -127,6 +132,35 @@ def flags(read: Read) -> int | None:
     values = [value for name, value in read.headers if name == HEADER]
     assert len(values) <= 1, read
     return int.from_bytes(values[0] or b"", "big") if values else None
+
+
+def before_later(side: Side, topic: str, time_ms: int) -> int:
+    """The offset before the first message that is later: markers of transactions have offsets, too."""
+    return next(each.offset for each in side.read(topic, direct=True) if each.timestamp[1] > time_ms) - 1
+
+
+def wait_set(side: Side, group: str, topic: str, unread_ms: int, margin_ms: int, metadata: str = "") -> int:
+    """Until a group is set to the margin before what is unread, and up to a tenth of it earlier; the offset.
+
+    It may have been set earlier before, and is moved on: what the other cluster has said last of what is on its way
+    from there may be of a moment before that was settled (ADR 37). Later it was never set.
+    """
+
+    def is_set() -> bool:
+        found.update(groups.committed(side, group))
+        position, has = found.get((topic, 0), (-1, ""))
+        return earliest <= position <= latest and has == MARK + metadata
+
+    found: dict[tuple[str, int], groups.Committed] = {}
+    latest = before_later(side, topic, unread_ms - margin_ms)
+    earliest = before_later(side, topic, unread_ms - margin_ms - margin_ms // 10)
+    until(f"{group} is set to {earliest} to {latest}", is_set, interval_s=0.2)
+    ever = [
+        at for place, (at, has) in groups.ever_committed(side, group) if place == (topic, 0) and has.startswith(MARK)
+    ]
+    assert ever
+    assert max(ever) <= latest, f"{group} was set to {ever}, and all later than offset {latest} is to be read again"
+    return found[topic, 0][0]
 
 
 @contextmanager

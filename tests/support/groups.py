@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, OffsetKey, decode_commit, decode_key, partition_of
 from isthmus_protocol.schema import ApiKey
 from support.links import Side, until
 from support.wire import Wire
@@ -51,6 +52,21 @@ def committed(side: Side, group: str, direct: bool = True) -> dict[tuple[str, in
         for topic in answer.topics
         for each in topic.partitions
     }
+
+
+def ever_committed(side: Side, group: str) -> list[tuple[tuple[str, int], Committed]]:
+    """What was committed of a group, by whomever, one after the other, as the brokers' log has it.
+
+    The cleaner does not come by what was committed lately: it leaves the newest segment.
+    """
+    partition = partition_of(group, side.topics()[OFFSETS_TOPIC])
+    found = []
+    for record in side.read(OFFSETS_TOPIC, partition, direct=True):
+        key = decode_key(record.key or b"")
+        if isinstance(key, OffsetKey) and key.group == group and record.value is not None:
+            commit = decode_commit(record.value, record.offset)
+            found.append(((key.topic, key.partition), (commit.offset, commit.metadata.rstrip("\0"))))
+    return found
 
 
 def offsets(side: Side, group: str, direct: bool = True) -> dict[tuple[str, int], int]:

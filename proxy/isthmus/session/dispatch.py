@@ -189,7 +189,7 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     rewrite = addresses.rewriter(route.api_key, route.version)
     if rewrite is not None:
         answered = answered_by_size if route.api_key in _LISTING else answered_by_elements
-        look: ResponseHook = partial(answered, _with_addresses(rewrite, address_map))
+        look: ResponseHook = partial(answered, partial(rewrite, address_map))
         route.on_response = pass_plain_produce(route.version, look) if route.api_key == ApiKey.PRODUCE else look
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
@@ -214,13 +214,6 @@ def _only_topic_end(version: int) -> Callable[[bytes, int], int | None]:
         return int(topics[0][1]) if len(topics) == 1 else None
 
     return end
-
-
-def _with_addresses(rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap) -> ResponseHook:
-    def rewritten(frame: bytes) -> bytes:
-        return rewrite(frame, address_map)
-
-    return rewritten
 
 
 def newer_api_versions_route() -> Route:

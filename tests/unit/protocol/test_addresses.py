@@ -159,7 +159,7 @@ def clients_view(api_key: int, version: int, frame: bytes, addresses: AddressMap
     if rewrite is None:
         yield frame
         return
-    yield rewrite(frame, addresses)
+    yield rewrite(addresses, frame)
     if stream is not None:
         for chunk_bytes in (1, 100, len(frame)):
             yield streamed(stream(addresses, len(frame)), frame, chunk_bytes)
@@ -247,10 +247,10 @@ def test_rewritten_answers_decode_to_the_same_but_for_addresses(
     for seed in range(4):
         entity = response(api_key, version, seed)
         frame = encode_response(entity, 1234)
-        answer = rewrite(frame, addresses)
+        answer = rewrite(addresses, frame)
         assert decode_response(api_key, version, answer) == (1234, expected_answer(entity, addresses))
         with_tags = Encoder(random.Random(seed)).response(entity, 1234)
-        answer = rewrite(with_tags, addresses)
+        answer = rewrite(addresses, with_tags)
         assert decode_response(api_key, version, answer) == (1234, expected_answer(entity, addresses))
         hidden = api_key in (ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_CONFIGS)
         if addresses is unchanged and not hidden and getattr(entity, "endpoint_type", 1) == 1:
@@ -265,7 +265,7 @@ def test_answers_without_addresses_are_the_same_object(api_key: int, version: in
     if api_key == ApiKey.FIND_COORDINATOR and version < 4:
         entity = dataclasses.replace(entity, node_id=-1, host="", port=-1)  # As brokers answer an error.
     frame = encode_response(entity, 1)
-    assert rewrite(frame, not_proxied) is frame
+    assert rewrite(not_proxied, frame) is frame
 
 
 def test_metadata_is_not_walked_behind_the_brokers() -> None:
@@ -275,7 +275,7 @@ def test_metadata_is_not_walked_behind_the_brokers() -> None:
     rewrite = rewriter(ApiKey.METADATA, 12)
     assert rewrite is not None
     noise = frame[:behind] + b"\xff" * (len(frame) - behind)
-    assert rewrite(noise, all_proxied).endswith(b"\xff" * (len(frame) - behind))
+    assert rewrite(all_proxied, noise).endswith(b"\xff" * (len(frame) - behind))
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(0, 9), (1, 15), (0, 3), (18, 4), (55, 1), (12, 4)])
@@ -409,7 +409,7 @@ def test_any_bytes_are_rewritten_or_malformed(data: st.DataObject) -> None:
     assert rewrite is not None
     for whole in (hurt, (len(hurt) - 4).to_bytes(4, "big") + hurt[4:]):
         try:
-            rewrite(whole, all_proxied)
+            rewrite(all_proxied, whole)
         except (MalformedFrame, NeedMore):
             pass
         if stream is not None:

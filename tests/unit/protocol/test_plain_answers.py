@@ -83,7 +83,7 @@ def test_no_plain_answer_would_be_rewritten(version: int) -> None:
     for seed in range(300):
         entity = RandomEntities(seed, array_max=2).entity(schema.response_type(ApiKey.PRODUCE, version))
         frame = encode_response(entity, seed)
-        changed = rewrite(frame, lambda node_id, host, port: (b"proxy", 1)) != frame
+        changed = rewrite(lambda node_id, host, port: (b"proxy", 1), frame) != frame
         assert not (is_plain(frame) and changed)
         kinds[changed] += 1
     assert min(kinds.values()) > 20
@@ -93,7 +93,7 @@ def test_no_plain_answer_would_be_rewritten(version: int) -> None:
         for value in (0, 1, 2, 3, 127, 128, 255):
             frame = plain[:position] + bytes([value]) + plain[position + 1 :]
             if is_plain(frame):
-                assert rewrite(frame, lambda node_id, host, port: (b"proxy", 1)) == frame
+                assert rewrite(lambda node_id, host, port: (b"proxy", 1), frame) == frame
 
 
 def test_all_of_versions_with_names_are_looked_at() -> None:

@@ -122,16 +122,19 @@ class TransactionStates(TransactionLogTail[_Part]):
 
     def under_way(self, scope: Scope) -> list[Open]:
         """Those that touch it, the oldest first. Raises NotKnown."""
+        found = [each for each in self.all_under_way() if scope.place_of(each.transaction) is not None]
+        return sorted(found, key=lambda each: (each.transaction.started_ms, each.transactional_id))
+
+    def all_under_way(self) -> list[Open]:
+        """Raises NotKnown."""
         for part in self._parts.values():
             for what in (*part.log.unknown, *part.log.unreadable.values()):
                 raise NotKnown(f"{TRANSACTION_TOPIC}-{part.partition} has what this version cannot read: {what}")
-        found = [
+        return [
             Open(transactional_id, transaction, part.broker_id)
             for part in self._parts.values()
             for transactional_id, transaction in part.under_way.items()
-            if scope.place_of(transaction) is not None
         ]
-        return sorted(found, key=lambda each: (each.transaction.started_ms, each.transactional_id))
 
     def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
         for change in part.log.take(batch, header):
@@ -198,13 +201,28 @@ class OwnTransactions(Part):
 
     async def open_in(self, scopes: Sequence[Scope]) -> list[str]:
         """What is open there now, for people. Raises BrokerUnavailable, KafkaRefused."""
+        try:
+            await self._look()
+            return [described([each], scope) for scope in scopes for each in self._states.under_way(scope)]
+        except NotKnown as error:
+            return [f"what is open is not known: {error}"]
+
+    async def open_topics(self) -> set[str]:
+        """Those into which coordinators have markers to write. Raises BrokerUnavailable, KafkaRefused."""
+        try:
+            await self._look()
+            return {topic for each in self._states.all_under_way() for topic, _ in each.transaction.partitions}
+        except NotKnown as error:
+            raise BrokerUnavailable(f"which transactions are open is not known: {error}") from error
+
+    async def _look(self) -> None:
+        """Have read what is in the log now. Raises NotKnown, BrokerUnavailable, KafkaRefused."""
         self._read()
         try:
             async with asyncio.timeout(LOOK_S):
                 await self._states.caught_up()
-            return [described([each], scope) for scope in scopes for each in self._states.under_way(scope)]
-        except (NotKnown, TimeoutError) as error:
-            return [f"what is open is not known: {error or 'the transaction log is not read yet'}"]
+        except TimeoutError:
+            raise NotKnown("the transaction log is not read yet") from None
 
     async def end_by_themselves(self, scopes: Sequence[Scope], wait_s: float) -> None:
         """Return when nothing is open there, after ``wait_s`` at the latest. Nobody is fenced.

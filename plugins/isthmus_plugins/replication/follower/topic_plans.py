@@ -151,7 +151,8 @@ class Existing:
     """A topic of this cluster under a name that is to follow. ``starts``, ``ends``: of its partitions' logs.
 
     ``compared``: how much of the source's topic it is; None: nobody can tell. ``groups_moved``: groups with committed
-    offsets beyond that. ``salvages``: this proxy has somewhere to put what is cut.
+    offsets beyond that. ``salvages``: this proxy has somewhere to put what is cut. ``awaits_markers``: transactions of
+    this cluster are under way in it, whose markers come before it follows, and which its source has not.
     """
 
     info: TopicInfo
@@ -161,6 +162,7 @@ class Existing:
     compared: ComparedTopic | None = None
     groups_moved: Sequence[str] = ()
     salvages: bool = True
+    awaits_markers: bool = False
 
 
 def plan(
@@ -172,13 +174,12 @@ def plan(
     """
     if existing is None:
         return TopicPlan(topic=local, source_topic=source.topic, action="create")
-    partitions = len(existing.info.partitions)
+    topic_id, partitions = id_of(existing.info), len(existing.info.partitions)
     records = sum(existing.ends) - sum(existing.starts)
     too_many = partitions > source.partitions
-    if not too_many and (not any(existing.ends) or _is_the_sources(source, existing)):
-        topic_id = id_of(existing.info)
+    is_apart = any(existing.ends) and not _is_the_sources(source, existing)
+    if not (too_many or is_apart or (truncate and existing.awaits_markers)):
         return TopicPlan(topic=local, source_topic=source.topic, action="follow", topic_id=topic_id)
-    topic_id = id_of(existing.info)
     if truncate or topic_id in mapping.truncate_topic_ids:
         return TopicPlan(
             topic=local, source_topic=source.topic, action="truncate", topic_id=topic_id, records_lost=records

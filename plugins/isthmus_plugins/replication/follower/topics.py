@@ -540,12 +540,13 @@ class FollowerTopics(Part):
         peer: LinkConnection,
         said: Mapping[int, int] = NOTHING_SAID,
         committed: CommittedByAll | None = None,
+        awaits_markers: bool = False,
     ) -> tuple[TopicPlan, dict[int, int]]:
         """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
         Changes nothing. ``peer``: a proxy of the source, which is asked. ``said``: see :meth:`SharedLogs.compare`.
-        ``committed``: for the groups that would move; None: nobody is told of them. Raises BrokerUnavailable,
-        KafkaRefused.
+        ``committed``: for the groups that would move; None: nobody is told of them. ``awaits_markers``: see
+        :class:`Existing`. Raises BrokerUnavailable, KafkaRefused.
         """
         if info is None:
             return topic_plans.plan(mapping, source, local, None, truncate), {}
@@ -558,7 +559,7 @@ class FollowerTopics(Part):
             moved = await committed.beyond(local, compared)
         history = self._context.control.state.histories.get(local)
         salvages = self._context.data_directory is not None
-        existing = Existing(info, history, starts, ends, compared, moved, salvages)
+        existing = Existing(info, history, starts, ends, compared, moved, salvages, awaits_markers)
         return topic_plans.plan(mapping, source, local, existing, truncate), dict(enumerate(ends))
 
     # ---- detaching ----

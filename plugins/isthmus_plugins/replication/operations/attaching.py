@@ -396,6 +396,8 @@ class Attaching:
             verification = await self._transaction_verification.plan(mapping.type, disable)
             topics = await self._context.cluster.topics()
             committed = CommittedByAll(self._context)
+            # Who agrees to lose what topics hold agrees to lose these, too: they would be refused once it is there.
+            open_topics = await self._own_transactions.open_topics() if truncate else ()
             planned = await asyncio.gather(
                 *(
                     self._follower_topics.plan(
@@ -407,6 +409,7 @@ class Attaching:
                         peer=peer,
                         said=by_topic.get(name, {}),
                         committed=committed,
+                        awaits_markers=name in open_topics,
                     )
                     for wanted in led
                     if (name := mapping.local_name(wanted.topic)) is not None

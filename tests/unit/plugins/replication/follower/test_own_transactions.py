@@ -283,6 +283,27 @@ def test_a_topic_that_is_cut_is_looked_at_anew_each_time_and_alone() -> None:
     on_scene(work)
 
 
+def test_topics_into_which_markers_come_are_told_and_nothing_is_done_about_them() -> None:
+    async def work(scene: Scene) -> None:
+        assert await scene.own.open_topics() == set()
+        scene.has("spans", S.ONGOING, "remote-t", "else")
+        scene.has("decided", S.PREPARE_COMMIT, "remote-u")
+        scene.has("done", S.ONGOING, "remote-v")
+        scene.has("done", S.COMPLETE_COMMIT)
+        assert await scene.own.open_topics() == {"remote-t", "else", "remote-u"}
+        assert not scene.fenced
+        scene.log_of("spans").move(2)
+        scene.cluster.down.add(2)
+        with pytest.raises(BrokerUnavailable, match="can be read"):
+            await scene.own.open_topics()
+        scene.cluster.down.clear()
+        scene.write(scene.partitions[0], state_key("newer"), b"\x00\x09")
+        with pytest.raises(BrokerUnavailable, match=r"which transactions are open is not known: .* version 9"):
+            await scene.own.open_topics()
+
+    on_scene(work)
+
+
 def test_both_sides_show_what_a_topic_waits_for() -> None:
     async def work(two: Two) -> None:
         await two.create()
@@ -301,5 +322,20 @@ def test_both_sides_show_what_a_topic_waits_for() -> None:
         coordinators.has("app", S.COMPLETE_COMMIT)
         await two.until("it follows", lambda: "r-t" in two.clusters["B"].found)
         await two.until("it is shown no more", lambda: not shown(two.a) and not shown(two.b))
+
+    on_two(work, 60)
+
+
+def test_a_plan_to_truncate_counts_what_is_open() -> None:
+    async def work(two: Two) -> None:
+        await two.create()
+        coordinators = Coordinators(two.clusters["B"])
+        for topic in ("t", "u"):
+            two.clusters["A"].add_topic(f"l-{topic}")
+            two.clusters["B"].add_topic(f"r-{topic}")
+        coordinators.has("app", S.ONGOING, "r-t")
+        asked = Attach(local="l-", remote="r-", role="leader", truncate_target=True, dry_run=True)
+        planned = await two.a.links.attach("a-to-b", asked)
+        assert {each.topic: each.action for each in planned.topics} == {"r-t": "truncate", "r-u": "follow"}
 
     on_two(work, 60)

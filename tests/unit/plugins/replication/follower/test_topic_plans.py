@@ -246,6 +246,18 @@ def test_what_the_operator_agreed_to_lose_is_truncated_and_no_later_topic_of_the
     assert plan(agreed, source(1), LOCAL, existing([10], history([FOLLOWED]))).action == "follow", "nothing is lost"
 
 
+@pytest.mark.parametrize(("end", "known"), [(0, None), (10, history([FOLLOWED]))])
+def test_who_agrees_to_lose_a_topic_into_which_markers_come_loses_it_as_the_plan_says(
+    end: int, known: TopicHistory | None
+) -> None:
+    """All that it holds is its source's, and once it follows it would hold what that has not."""
+    open_ = replace(existing([end], known), awaits_markers=True)
+    told = plan(mapping(), source(1), LOCAL, open_, truncate=True)
+    assert (told.action, told.topic_id, told.records_lost) == ("truncate", HERE, end)
+    assert plan(mapping(), source(1), LOCAL, existing([end], known), truncate=True).action == "follow"
+    assert plan(mapping(), source(1), LOCAL, open_).action == "follow", "nobody agreed, and what comes is seen then"
+
+
 # ---- by what both clusters say of who wrote which offsets first ----
 
 
