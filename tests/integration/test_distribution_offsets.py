@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from support.client_readers import reader
 from support.distributing import ANY_MARK, MARK, PLUGINS, Distributing, before_later, distributing, wait_set
 from support.kafka import NOW_MS, Clusters, unique
 from support.links import Read, Side, until, whole
+from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
+from isthmus_plugins.distribution.by_key import partition_of
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 
@@ -102,6 +105,58 @@ def test_a_group_moves_to_the_other_cluster_and_back(two: Distributing) -> None:
     shown = one.proxy.cli("tree", "show")["offsets"]
     assert (shown["groups"], shown["margin_ms"], shown["reason"]) == ([of_tests], MARGIN_MS, None)
     assert shown["lag_ms"] < MARGIN_MS
+
+
+@pytest.mark.suite("stories")
+def test_a_group_moves_where_partitions_were_added_since_its_time_was_told(two: Distributing) -> None:
+    """What it has not read in another partition goes by its key, among what is earlier than that time."""
+    one, other = two.sides.values()
+    topic, group = two.create_topic(2), unique("moves-")
+    place = topic, 0
+    keys = {partition_of(key, 0, 3): key for key in (b"%d" % number for number in range(100))}
+    """By the partition to which one goes, of three."""
+    alter_topic(other, topic, {"max.message.bytes": "1000"})
+    apply(two, ["one", "other"], group)
+
+    def send(side: Side, partition: int, number: int, size: int = 10, goes_to: int = 0) -> bytes:
+        producer, value = side.producer(batch_num_messages=1), b"%d " % number + os.urandom(size)
+        producer.produce(topic, value, keys[goes_to], partition, timestamp=time_of(number))
+        assert producer.flush(60) == 0
+        return value
+
+    def offsets_of(value: bytes) -> list[int]:
+        found = other.read(topic, direct=True, isolation="read_committed")
+        return [each.offset for each in found if each.value == value]
+
+    def of_level(name: str) -> set[object]:
+        return {each[name] for each in two.levels("one")[4]["partitions"] if each["topic"] == topic}
+
+    first = send(one, 0, 0)
+    until("it is given", lambda: offsets_of(first))
+    unread, late = send(one, 1, 10, size=2_000), send(one, 0, 99, size=50_000, goes_to=1)
+    until("the rest is late", lambda: of_level("reason_code") == {"TARGET_REFUSES_RECORDS"})
+    groups.commit(one, group, {place: 2, (topic, 1): 0})
+    until("it is told", lambda: two.waiting("other", group).get(place) == "NOT_REACHED")
+
+    other.add_partitions(topic, 3)
+    until("that is seen", lambda: of_level("target_partitions") == {3})
+    alter_topic(other, topic, {"max.message.bytes": "20000"})
+    until("it is given by its key", lambda: offsets_of(unread), 90)
+    (at,) = offsets_of(unread)
+    *_, last = [send(other, 0, number) for number in (30, 31, 100)]
+    assert before_later(other, topic, time_of(99) + 1 - MARGIN_MS) > at, "its time would leave it out"
+    until("the time is reached", lambda: two.waiting("other", group).get(place) != "NOT_REACHED")
+    assert groups.committed(other, group).get(place, (0, ""))[0] <= at
+
+    alter_topic(other, topic, {"max.message.bytes": "1000000"})
+    one.add_partitions(topic, 3)
+    until(
+        "it is told anew",
+        lambda: place in groups.committed(other, group) and not two.waiting("other", group).get(place),
+    )
+    assert groups.committed(other, group)[place][0] <= at
+    with reader("aiokafka", DEFAULT_VERSION, topic, group, other.bootstrap) as reads:
+        until("it has read all", lambda: {value for _, value in reads.read} >= {unread, late, last})
 
 
 PACE_S = 0.05

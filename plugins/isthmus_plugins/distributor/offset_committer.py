@@ -246,6 +246,7 @@ class OffsetCommitter:
         return states
 
     async def _first_later(self, said: Mapping[OffsetKey, GroupTime]) -> FirstLater:
+        """Where logs here have the first message that is later than what was said of a group."""
         try:
             return await self._look(said)
         except (BrokerUnavailable, KafkaRefused) as error:
