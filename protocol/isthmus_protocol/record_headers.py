@@ -46,6 +46,7 @@ class Found(NamedTuple):
 
     first_offset: int
     records: int
+    """0: the first is for a second batch, and only one is made."""
 
 
 class HeaderRewriter:
@@ -53,22 +54,26 @@ class HeaderRewriter:
 
     It stands where the first of that name did, else behind the others, and is the only one of its name then. Timestamps
     are those that consumers see, so with append time they become the records' own. Records of several batches that are
-    compressed alike are joined, up to ``payload_max`` bytes.
+    compressed alike are joined, up to ``payload_max`` bytes. ``one_batch``: no more than one is made.
     """
 
-    def __init__(self, name: bytes, payload_max: int = PAYLOAD_BYTES_MAX) -> None:
+    def __init__(self, name: bytes, payload_max: int = PAYLOAD_BYTES_MAX, one_batch: bool = False) -> None:
         self._named = b"".join(nullable(name))
         self._payload_max = payload_max
+        self._one_batch = one_batch
         self._closed: list[bytes] = []
         self._new: _NewBatch | None = None
-        self.begins: list[int] = []
-        """Offsets at which the second and further batches begin."""
+        self.rest: int | None = None
+        """Offset of the first record that is for a second batch, where only one is made: nothing is taken from there
+        on. None: all that was added was taken."""
 
     def add(self, batch: Frame, change: Change, from_offset: int = 0) -> dict[Values, Found]:
-        """The records of one batch from ``from_offset`` on; what was found in them.
+        """The records of one batch from ``from_offset`` on, before :attr:`rest`; what was found in them.
 
         Raises MalformedBatch (CorruptBatch), UnsupportedBatch, BatchTooLarge: nothing of this can be used then.
         """
+        if self.rest is not None:
+            return {}
         header = whole_header(batch)
         verify_crc(batch)  # a new CRC would bless bytes that were damaged on the way
         if not header.record_count:
@@ -80,8 +85,6 @@ class HeaderRewriter:
         first_offsets: dict[Values, int] = {}
         counts: dict[Values, int] = {}
         if self._new is not None and self._new.compression != header.compression:
-            if self._new.records:
-                self.begins.append(header.base_offset)
             self._close()
         new = self._new or _NewBatch(header.compression)
         base_offset, base_timestamp, last_offset_delta = (
@@ -156,9 +159,12 @@ class HeaderRewriter:
                     raise MalformedBatch(f"timestamp {timestamp} does not fit 64 bits")
                 if new.records and new.size + end - begin + len(ours) > payload_max:
                     self._closed.append(new.closed())
-                    self.begins.append(offset)
                     new = _NewBatch(header.compression)
                 if not new.records:
+                    if self._one_batch and self._closed:
+                        self.rest = offset
+                        counts[values] -= 1
+                        break
                     new.base_timestamp = new.max_timestamp = timestamp
                 elif timestamp > new.max_timestamp:
                     new.max_timestamp = timestamp
@@ -175,7 +181,7 @@ class HeaderRewriter:
                 new.size += length + 3
         except IndexError:
             raise MalformedBatch("a record ends beyond its batch") from None
-        if position != payload_end:
+        if position != payload_end and self.rest is None:
             raise MalformedBatch(f"{payload_end - position} bytes are left after the last record")
         self._new = new
         return {values: Found(first_offsets[values], count) for values, count in counts.items()}
@@ -183,7 +189,7 @@ class HeaderRewriter:
     def batches(self) -> list[bytes]:
         """What is left of all that was added, each at base offset 0 and of no producer, compressed as it was."""
         self._close()
-        made, self._closed, self.begins = self._closed, [], []
+        made, self._closed = self._closed, []
         return made
 
     def _close(self) -> None:

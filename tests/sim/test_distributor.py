@@ -346,6 +346,37 @@ def test_a_log_that_lost_its_end_twice_gives_what_came_in_place_of_either() -> N
     run_simulated(test())
 
 
+def test_a_log_that_lost_its_end_where_the_target_refused_something_gives_what_came_in_its_place() -> None:
+    """Also of an epoch between that of what was given and that of what was refused behind it."""
+    grove = Grove(0, True)
+    a, b = grove.clusters["a"], grove.clusters["b"]
+    b.found[TOPIC].configs = {"max.message.bytes": str(LIMIT)}
+    log = a.partition(TOPIC, 0)
+
+    async def test() -> None:
+        for number in range(4):
+            log.write_values(b"%d" % number)
+        log.leader_epoch = 2
+        log.write_values(b"large" + b"x" * LARGE)
+        for name in ("a", "b"):
+            grove.start(name, 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: grove.distributors["a", 4].positions.get((TOPIC, 0)) == 4)
+        await grove.stop(grove.running["a", 4])
+        log.cut(2)
+        log.leader_epoch = 1
+        log.write_values(*(b"new %d" % number for number in range(4)))
+        log.leader_epoch = 3
+        grove.start("a", 4)
+        async with asyncio.timeout(20):
+            await _until(lambda: b"new 3" in grove.read("b")[0])
+        assert grove.read("b")[0] == [b"0", b"1", b"2", b"3", b"new 0", b"new 1", b"new 2", b"new 3"]
+        for tasks in grove.running.values():
+            await grove.stop(tasks)
+
+    run_simulated(test())
+
+
 def test_that_a_log_lost_its_end_is_kept_also_while_the_target_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is longer than before soon, and what came in the place of what was lost would seem to be settled."""
     grove = Grove(0, True)

@@ -22,20 +22,27 @@ class Copies:
     """The records of one partition's batches that are passed on, with their flags.
 
     Several batches become one, as offsets are not kept and large batches are cheap for everybody behind, of up to
-    ``payload_max`` bytes before compression. A message whose flags cannot be read is not passed on: nobody knows where
-    it has been.
+    ``payload_max`` bytes before compression; ``one_batch``: no more than one is made. A message whose flags cannot be
+    read is not passed on: nobody knows where it has been.
     """
 
-    def __init__(self, header: bytes, course: Course, level: int, payload_max: int = PAYLOAD_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        header: bytes,
+        course: Course,
+        level: int,
+        payload_max: int = PAYLOAD_BYTES_MAX,
+        one_batch: bool = False,
+    ) -> None:
         self._course = course
         self._level = level
-        self._rewriter = HeaderRewriter(header, payload_max)
+        self._rewriter = HeaderRewriter(header, payload_max, one_batch)
         self.messages = 0
         """That are passed on."""
         self.refused: list[Refused] = []
 
     def add(self, batch: Frame, from_offset: int = 0) -> None:
-        """The records of a whole batch from ``from_offset`` on.
+        """The records of a whole batch from ``from_offset`` on, before :attr:`rest`.
 
         Raises MalformedBatch, UnsupportedBatch, BatchTooLarge: nothing of this can be used then.
         """
@@ -59,9 +66,9 @@ class Copies:
         self.messages += sum(found[values].records for values in passed)
 
     @property
-    def begins(self) -> list[int]:
-        """At which offsets the second and further batches begin."""
-        return self._rewriter.begins
+    def rest(self) -> int | None:
+        """Offset of the first message that is for a second batch, where only one is made; None: all were taken."""
+        return self._rewriter.rest
 
     def batches(self) -> list[bytes]:
         """For the target, of no producer and at base offset 0; none where nothing is passed on."""

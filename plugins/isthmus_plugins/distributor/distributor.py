@@ -687,8 +687,8 @@ class Distributor:
         prepared = self._preparing.get(place)
         if prepared is None:
             payload_max, one_batch = self._refusals.payload_max(place), self._refusals.one_batch(place)
-            copies = Copies(self._tree.header.encode(), self.courses[place], self.level, payload_max)
-            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]), one_batch)
+            copies = Copies(self._tree.header.encode(), self.courses[place], self.level, payload_max, one_batch)
+            prepared = self._preparing[place] = Prepared(place, copies, self.by_key.get(place[0]))
         try:
             await beside_the_loop(read.size, partial(prepared.add, read))
             self._prepared_bytes += read.size

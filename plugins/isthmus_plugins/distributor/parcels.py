@@ -28,49 +28,54 @@ class Parcel(NamedTuple):
     refused: list[Refused]
     following: int
     epoch: int
+    """Leader epoch of the source's record before ``following``."""
     is_all: bool
-    """Of what was prepared."""
+    """Of what was read; if not, what is behind ``following`` is to be read again."""
 
 
 class Prepared:
     """What was read of a partition and rewritten, and may still get more.
 
     ``counts``: how many partitions the target has of the topic, where that is another number than here.
-    ``one_batch``: what the target refuses is looked for, so only the first batch is given.
     """
 
-    def __init__(self, place: TopicPartition, copies: Copies, counts: int | None, one_batch: bool) -> None:
+    def __init__(self, place: TopicPartition, copies: Copies, counts: int | None) -> None:
         self.place = place
         self.copies = copies
         self.counts = counts
-        self._one_batch = one_batch
         self.size = 0
         """Bytes that were read."""
         self._following, self._epoch = 0, -1
 
     def add(self, read: Read) -> None:
         """What was read next. Raises BatchError: nothing of this can be used then."""
+        if self.copies.rest is None:
+            self._add(read)
+        self.size += read.size
+
+    def _add(self, read: Read) -> None:
         for batch in read.batches:
             self.copies.add(batch, read.offset)
-        self.size += read.size
-        self._following, self._epoch = read.following, read.epoch
+        rest = self.copies.rest
+        if rest is None:
+            self._following, self._epoch = read.following, read.epoch
+            return
+        # The epoch is that of the record before: whether the log was cut since is told by where that epoch ends.
+        for header in map(read_header, read.batches):
+            if header.base_offset < rest:
+                self._following, self._epoch = min(rest, header.next_offset), header.leader_epoch
 
     def parcel(self) -> Parcel:
-        """All of it, or its first batch."""
-        (topic, partition), begins = self.place, self.copies.begins
-        made, following = self.copies.batches(), self._following
-        messages, refused = self.copies.messages, self.copies.refused
-        is_all = not (self._one_batch and begins)
-        if not is_all:
-            made, following = made[:1], begins[0]
-            messages = read_header(made[0]).record_count
-            refused = [each for each in refused if each.first_offset < following]
+        """All of it, or what the copies have taken."""
+        topic, partition = self.place
+        made = self.copies.batches()
         if self.counts is None:
             batches = {self.place: made} if made else {}
         else:
             divided = by_key(made, partition, self.counts)
             batches = {(topic, number): each for number, each in divided.items()}
-        return Parcel(self.place, batches, messages, refused, following, self._epoch, is_all)
+        messages, refused, is_all = self.copies.messages, self.copies.refused, self.copies.rest is None
+        return Parcel(self.place, batches, messages, refused, self._following, self._epoch, is_all)
 
 
 async def beside_the_loop(size: int, work: Callable[[], T]) -> T:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.records import NOW, PLAIN, batch_of, contents, header_lists, record_lists
 
@@ -153,28 +154,41 @@ def test_batches_are_joined(parts: list[tuple[list[Record], Compression]], paylo
         assert len(made) >= bool(kept) + apart
 
 
+LEFT_OUT = Record(0, NOW, None, b"v", ((NAME, b"leave out"),))
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(named_lists(), st.sampled_from(list(Compression))), max_size=3), st.sampled_from([50, 200]))
-def test_what_is_behind_a_batch_can_be_made_again(
-    parts: list[tuple[list[Record], Compression]], payload_max: int
-) -> None:
-    """From the offset on at which the next one begins."""
+@example(
+    [([Record(0, NOW, None, None), Record(1, NOW, None, None)], Compression.NONE), ([LEFT_OUT], Compression.GZIP)], 50
+)
+def test_one_batch_at_a_time_the_same_is_made(parts: list[tuple[list[Record], Compression]], payload_max: int) -> None:
+    """Each from where the rest of the one before begins. The last one has no rest, also where only that is behind it
+    which is left out."""
     batches: list[bytes] = []
     following = 0
     for records, compression in parts:
         moved = [record._replace(offset=record.offset - records[0].offset + following) for record in records]
         following = moved[-1].offset + 1
         batches.append(encode_batch(moved, PLAIN, compression=compression))
-
-    def made_from(offset: int) -> tuple[list[int], list[bytes]]:
-        rewriter = HeaderRewriter(NAME.encode(), payload_max)
+        batches.append(seal(PLAIN._replace(base_offset=following, last_offset_delta=4, record_count=0), b""))
+        following += 5
+    made: list[list[bytes]] = []
+    found: Counter[Values] = Counter()
+    rest: int | None = 0
+    while rest is not None:
+        rewriter = HeaderRewriter(NAME.encode(), payload_max, one_batch=True)
         for batch in batches:
-            rewriter.add(batch, change, offset)
-        return rewriter.begins, rewriter.batches()
-
-    begins, made = made_from(0)
-    assert len(begins) == max(len(made) - 1, 0)
-    assert all(read(made_from(offset)[1]) == read(made[number:]) for number, offset in enumerate(begins, 1))
+            found.update({values: each.records for values, each in rewriter.add(batch, change, rest).items()})
+        rest = rewriter.rest
+        made.append(rewriter.batches())
+    assert [len(each) for each in made] == [1] * len(made) or made == [[]]
+    at_once = HeaderRewriter(NAME.encode(), payload_max)
+    expected = Counter[Values]()
+    for batch in batches:
+        expected.update({values: each.records for values, each in at_once.add(batch, change).items()})
+    assert found == expected
+    assert [batch for each in made for batch in each] == at_once.batches()
 
 
 @settings(deadline=None)
