@@ -23,6 +23,9 @@ pytestmark = pytest.mark.brokers
 
 WELL = {"Following", "In-Sync", "Catching Up"}
 """An asynchronous link is behind for a moment at each record."""
+BETWEEN_S = 0.02
+"""So long a writer waits after each ack. Without it the asynchronous link had nothing left to do in one look of sixteen
+(on a busy machine), and pages wait until it is Following."""
 BOTH_REFUSE_S = 0.3
 """So long a writer waits that both sides have refused. Each refusal raises the epoch of its producer, and one that was
 refused 1,024 times may be taken for the other cluster's (docs/clients.md): without a wait that takes some seconds, and
@@ -74,6 +77,7 @@ class Writer:
             if error is None:
                 self.acked.append((value, time.monotonic()))
                 number, refused = number + 1, 0
+                self._stop.wait(BETWEEN_S)
             elif error.code() == KafkaError.INVALID_REQUEST:
                 names.reverse()  # it was not stored: this side does not lead
                 refused += 1
