@@ -6,7 +6,7 @@ brokers take any epoch that an idempotent producer begins with. So each cluster'
 cluster's own, from a hash of its id:
 
     0 .. 1023        nobody's: of producers that were numbered without a proxy, and of transactional ones
-    first .. + 1023  the cluster's; clients count up by themselves after some errors (KIP-360)
+    first .. + 1023  the cluster's; clients count up by themselves (KIP-360), once for each record that is refused
 
 Two clusters whose first epochs are closer than :data:`NEAR` (one pair in a thousand) are not told apart by them.
 """

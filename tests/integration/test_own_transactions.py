@@ -33,6 +33,12 @@ def write(producer: Producer, topic: str) -> None:
     assert producer.flush(30) == 0
 
 
+def take_batches_up_to(side: Side, topic: str, size: str) -> None:
+    """Returns when the broker does so: settings reach it after the controller has answered."""
+    alter_topic(side, topic, {"max.message.bytes": size})
+    until("the broker has it", lambda: side.topic_config(topic)["max.message.bytes"] == size)
+
+
 def send_offset(side: Side, producer: Producer, group: str, topic: str) -> None:
     """Commit an offset of a group without members in the transaction that is open."""
     consumer = Consumer({"bootstrap.servers": side.bootstrap, "group.id": group})
@@ -146,9 +152,10 @@ def test_a_topic_is_frozen_when_what_was_decided_is_carried_out_and_others_end_m
         link.wait_following()
         decided_id, ongoing_id = unique("decided-"), unique("ongoing-")
         decided = begun(link.b, target, decided_id, direct=True)
-        alter_topic(link.b, target, {"max.message.bytes": "0"})
-        decided.commit_transaction(30)
-        alter_topic(link.b, target, {"max.message.bytes": "1048588"})
+        take_batches_up_to(link.b, target, "0")
+        decided.commit_transaction(30)  # is answered before the marker is tried
+        until("the marker was refused", lambda: f"sending txn marker for {decided_id}" in own.log(1))
+        take_batches_up_to(link.b, target, "1048588")
         ongoing = begun(link.b, target, ongoing_id, direct=True)
         other = begun(link.b, elsewhere, unique("other-"))
         link.a.produce(source, [b"more"] * 5)

@@ -68,8 +68,9 @@ _numbers: Final = itertools.count(1)
 
 
 def unique(prefix: str) -> str:
-    """A name that no other test uses."""
-    return f"{prefix}{os.getpid()}-{next(_numbers)}"
+    """A name that no other test uses, and with which no other one begins: clusters are shared, and what a test has left
+    reserved there holds all that begins so."""
+    return f"{prefix}{os.getpid()}-{next(_numbers):05}"
 
 
 class SharedClusters:
