@@ -476,13 +476,15 @@ def transactional_id(api_key: int, version: int, frame: Frame) -> bytes | None:
     return found
 
 
-_PRODUCER_EPOCH: Final = _Versions(ApiKey.INIT_PRODUCER_ID, "response", "error_code", "producer_epoch@")
+_PRODUCER_NUMBER: Final = _Versions(
+    ApiKey.INIT_PRODUCER_ID, "response", "error_code", "producer_id@", "producer_epoch@"
+)
 
 
-def producer_epoch(version: int, frame: Frame) -> tuple[int, tuple[int, int]]:
-    """An InitProducerId response's error code, and where in the frame the producer's epoch is: from, to."""
-    found: tuple[int, tuple[int, int]] = _PRODUCER_EPOCH[version](frame)
-    return found
+def producer_number(version: int, frame: Frame) -> tuple[int, tuple[int, int]]:
+    """An InitProducerId response's error code, and where in the frame the producer's id and epoch are: from, to."""
+    code, (start, _), (_, end) = _PRODUCER_NUMBER[version](frame)
+    return code, (start, end)
 
 
 # Topics of any message

@@ -26,10 +26,6 @@ WELL = {"Following", "In-Sync", "Catching Up"}
 BETWEEN_S = 0.02
 """So long a writer waits after each ack. Without it the asynchronous link had nothing left to do in one look of sixteen
 (on a busy machine), and pages wait until it is Following."""
-BOTH_REFUSE_S = 0.3
-"""So long a writer waits that both sides have refused. Each refusal raises the epoch of its producer, and one that was
-refused 1,024 times may be taken for the other cluster's (docs/clients.md): without a wait that takes some seconds, and
-steps by hand take minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +66,16 @@ class Writer:
         until("it goes on", lambda: self.count() > now + 50)
 
     def _run(self) -> None:
-        names, number, refused = list(self._producers), 0, 0
+        names, number = list(self._producers), 0
         while not self._stop.is_set():
             value = b"%d" % number
             error = self._write(names[0], value, number % 2)
             if error is None:
                 self.acked.append((value, time.monotonic()))
-                number, refused = number + 1, 0
+                number += 1
                 self._stop.wait(BETWEEN_S)
             elif error.code() == KafkaError.INVALID_REQUEST:
                 names.reverse()  # it was not stored: this side does not lead
-                refused += 1
-                if refused % len(names) == 0:
-                    self._stop.wait(BOTH_REFUSE_S)
             else:
                 self.failed.append(error)
                 return

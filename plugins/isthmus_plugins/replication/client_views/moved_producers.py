@@ -6,7 +6,7 @@ its number may be another producer's here. So the batches of an idempotent produ
 translated id: a repeated one is answered as a duplicate, with its offset, and the next one goes on behind it. Back at
 home it is its own again.
 
-Where a producer comes from is told by its epoch (``producer_epochs``), of which this part hands out the first; where
+Where a producer comes from is told by its id, or else its epoch (``producer_epochs``), which this part hands out; where
 that does not say it, by what this cluster's logs know (``producer_origins``).
 Transactional producers are their coordinator's: that of this cluster does not know one that moved, and tells it so. But
 where a transactional id is in use at both clusters, both may have given it the same number and epoch. So sequences that
@@ -44,7 +44,7 @@ from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING, OUT_OF_ORDER_SEQUENCE_NUMBER
 from isthmus_protocol.messages import decode_request
-from isthmus_protocol.producer_epochs import NumberedBy, first_epoch
+from isthmus_protocol.producer_epochs import NumberedBy, first_epoch, marked
 from isthmus_protocol.producer_ids import ProducerIdOverflow, carry, is_replicated
 from isthmus_protocol.records import HEADER_SIZE, BatchError, BatchHeader, read_header, restamped_header
 from isthmus_protocol.refusals import Refusal, refuse_all
@@ -56,7 +56,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 CAUSE: Final = "producer_of_another_cluster"
 PARTITIONS_AT_ONCE: Final = 200
 """Of a request of many, whose producers are looked for in one go: a millisecond."""
-_EPOCH: Final = struct.Struct(">h")
+_NUMBER: Final = struct.Struct(">qh")
+"""Producer id and epoch."""
 Topics: TypeAlias = Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]
 """Of a request: topics as it names them, their partitions, and where in the frame the records of these are."""
 
@@ -67,7 +68,7 @@ class MovedProducers(Part):
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._own = context.cluster_id
-        self._first_epoch = _EPOCH.pack(first_epoch(self._own))
+        self._first_epoch = first_epoch(self._own)
         self._ranges: dict[str, int] = {}
         """The registered indexes of this cluster and those that it knows; empty: it knows none."""
         self._numbered_by = NumberedBy(self._own, ())
@@ -124,16 +125,17 @@ class MovedProducers(Part):
             self._leave = Leave(float("inf"))
 
     def on_init(self, request: Request) -> Verdict:
-        """Give a new idempotent producer an epoch by which it is known as this cluster's."""
+        """Give a new idempotent producer an id and an epoch by which it is known as this cluster's."""
         if peeks.transactional_id(request.api_key, request.version, request.frame) is not None:
             return None
-        return Replace(request.frame, partial(self._with_epoch, request.version))
+        return Replace(request.frame, partial(self._numbered_here, request.version))
 
-    def _with_epoch(self, version: int, frame: bytes) -> bytes:
-        code, (start, end) = peeks.producer_epoch(version, frame)
+    def _numbered_here(self, version: int, frame: bytes) -> bytes:
+        code, (start, end) = peeks.producer_number(version, frame)
         if code:
             return frame
-        return b"".join((frame[:start], self._first_epoch, frame[end:]))
+        producer_id, _ = _NUMBER.unpack_from(frame, start)
+        return b"".join((frame[:start], _NUMBER.pack(marked(producer_id, self._own), self._first_epoch), frame[end:]))
 
     def on_produce(self, request: Request) -> Verdict:
         """Write what producers of other clusters send under the ids that these have here."""
@@ -182,7 +184,7 @@ class MovedProducers(Part):
 
     def _origin(self, request: Request, topic: bytes, partition: int, header: BatchHeader) -> str | None:
         """The cluster that a producer is of; None: that has to be found out."""
-        clusters = self._numbered_by(header.producer_epoch)
+        clusters = self._numbered_by(header.producer_id, header.producer_epoch)
         if len(clusters) == 1:
             return next(iter(clusters))
         known = self._origins.known(request.client.session_id, header)
@@ -226,8 +228,8 @@ class MovedProducers(Part):
                     elif self._origin(request, topic, partition, header) is None:
                         sent = batches.setdefault((header.producer_id, header.producer_epoch), [])
                         sent.append(ProducedBatch((name, partition), header, data))
-            for (_, epoch), sent in batches.items():
-                await self._origins.find(request.client.session_id, sent, self._numbered_by(epoch))
+            for number, sent in batches.items():
+                await self._origins.find(request.client.session_id, sent, self._numbered_by(*number))
         except BatchError:
             return None  # the broker refuses it
         except (Doubtful, ProducerIdOverflow) as error:

@@ -1,4 +1,4 @@
-"""Where a producer comes from whose epoch does not say it: by what a partition's log knows of it.
+"""Where a producer comes from whose id and epoch do not say it: by what a partition's log knows of it.
 
 A partition that followed another cluster knows that cluster's producers under their translated ids. Whoever goes on
 where one of them stopped, in its epoch, or sends again what it sent last, is that one. So much is asked once for each

@@ -20,7 +20,7 @@ from isthmus_plugins.replication.client_views.moved_producers import MovedProduc
 from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING, OUT_OF_ORDER_SEQUENCE_NUMBER
 from isthmus_protocol.messages import build_response, decode_response, encode_response
-from isthmus_protocol.producer_epochs import first_epoch
+from isthmus_protocol.producer_epochs import EPOCHS, first_epoch, marked
 from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, carry
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, rebase, verify_crc, whole_header
@@ -100,6 +100,22 @@ def test_a_producer_that_comes_home_is_its_own_again(hooks: MovedProducers) -> N
     guest = at_home.on_produce(produce(9, batch(0, OWN, 4)))
     assert isinstance(guest, Replace)
     assert whole_header(written(guest.frame, 9)[0]).producer_id == carry(0, 5, 9)
+
+
+def test_a_producer_that_counted_its_epochs_up_is_known_by_its_id() -> None:
+    """As one does that is refused again and again; the log has both clusters' producers of the broker's number."""
+    came = ProvenanceRange("A", "id", 0, 6, 0)
+    hooks = hooks_of("B", RANGES, TopicHistory("t0", "id", {0: (came,)}))
+    cluster: Any = hooks._context.cluster
+    log = cluster.add_topic("t0").partitions[0]
+    own, theirs = marked(0, "B"), marked(0, "A")
+    log.write(batch(carry(theirs, 9, 5), FROM_A, 0))
+    log.write(rebase(batch(own, OWN, 0), log.end))
+    for epoch in (OWN + EPOCHS, FROM_A, FROM_A + EPOCHS, 32767, 0):
+        assert hooks.on_produce(produce(9, batch(own, epoch, 0))) is None
+        moved = hooks.on_produce(produce(9, batch(theirs, epoch, 0)))
+        assert isinstance(moved, Replace)
+        assert whole_header(written(moved.frame, 9)[0])[9:12] == (carry(theirs, 9, 5), epoch, 0)
 
 
 def test_what_is_decided_in_the_thread_is_counted_on_the_loop(hooks: MovedProducers) -> None:
@@ -242,7 +258,7 @@ def numbered(hooks: MovedProducers, version: int, transactional_id: str | None, 
 
 @pytest.mark.parametrize("version", INIT)
 def test_a_new_idempotent_producer_gets_an_epoch_of_this_cluster(hooks: MovedProducers, version: int) -> None:
-    assert numbered(hooks, version, None) == (4711, OWN)
-    assert numbered(hooks_of("C", {}), version, None) == (4711, first_epoch("C")), "without a link, too"
+    assert numbered(hooks, version, None) == (marked(4711, "B"), OWN)
+    assert numbered(hooks_of("C", {}), version, None) == (marked(4711, "C"), first_epoch("C")), "without a link, too"
     assert numbered(hooks, version, "app") == (4711, 0), "a transactional one has its coordinator's"
     assert numbered(hooks, version, None, code=14) == (-1, -1)
