@@ -48,6 +48,18 @@ def until(what: str, ready: Callable[[], Any], timeout_s: float = WAIT_S, interv
         time.sleep(interval_s)
 
 
+def _limits(consumer: Consumer, place: TopicPartition, deadline: float) -> tuple[int, int]:
+    """Where a partition begins and ends, asked again where that is not available, as consumers do: a follower that is
+    In-Sync at its source records that a moment later, and is Syncing until then."""
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=deadline - time.monotonic())
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.OFFSET_NOT_AVAILABLE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 class Read(NamedTuple):
     """One record as a consumer sees it."""
 
@@ -206,9 +218,9 @@ class Side:
         )
         found: list[Read] = []
         try:
-            start, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
-            consumer.assign([TopicPartition(topic, partition, start)])
             deadline = time.monotonic() + timeout_s
+            start, end = _limits(consumer, TopicPartition(topic, partition), deadline)
+            consumer.assign([TopicPartition(topic, partition, start)])
             while start < end and (not found or found[-1].offset < end - 1):
                 message = consumer.poll(1.0)
                 if message is not None and message.error() is None:
