@@ -12,6 +12,7 @@ What a broker does is done here, too:
 - **AddPartitionsToTxn** is all or nothing for a transaction: if a partition fails, nothing is added, and the others are
   answered with OPERATION_NOT_ATTEMPTED.
 - **AlterUserScramCredentials** is answered for each user, whatever is asked of that user.
+- **ListOffsets** of older versions has another code where offsets are not available: :func:`offset_not_available`.
 - **Metadata** needs the broker's answer (addresses, controller) even if each topic is refused: it is never answered
   from here alone.
 """
@@ -28,13 +29,15 @@ from kio.serial._introspect import EntityTupleField, classify_field
 
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import blank, error_code
-from isthmus_protocol.error_codes import OPERATION_NOT_ATTEMPTED
+from isthmus_protocol.error_codes import LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE, OPERATION_NOT_ATTEMPTED
 from isthmus_protocol.messages import RequestHead, RequestPayload, ResponsePayload, encode_response
 from isthmus_protocol.schema import ApiKey
 
 _WITHOUT_TOPICS: Final = frozenset(
     {ApiKey.DELETE_GROUPS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS, ApiKey.ALTER_CLIENT_QUOTAS}
 )
+_KNOWS_NOT_AVAILABLE: Final = 5
+"""Of ListOffsets."""
 RESOURCE_TYPE_TOPIC: Final = 2
 """``resource_type`` of a topic in AlterConfigs and IncrementalAlterConfigs (ConfigResource.Type)."""
 
@@ -231,6 +234,15 @@ _SHAPES: Final[Mapping[int, tuple[tuple[int, _Shape], ...]]] = MappingProxyType(
 )
 
 
+def offset_not_available(version: int) -> int:
+    """The code for a partition of a ListOffsets whose offsets are not available for a moment (KIP-207).
+
+    Who asks in a version below 5 may not know the one that says so: aiokafka ends with an unknown error. So brokers
+    answer with another one, which clients try again as well.
+    """
+    return OFFSET_NOT_AVAILABLE if version >= _KNOWS_NOT_AVAILABLE else LEADER_NOT_AVAILABLE
+
+
 def refuse(head: RequestHead, request: RequestPayload, decide: Decide) -> Refused | None:
     """Ask ``decide`` about each part of ``request``; None if it refuses nothing, and the frame goes on as it is.
 
@@ -249,8 +261,11 @@ def refuse(head: RequestHead, request: RequestPayload, decide: Decide) -> Refuse
 
     def noted(part: Part) -> Refusal | None:
         refusal = decide(part)
-        if refusal is not None:
-            refused.append((part, refusal))
+        if refusal is None:
+            return None
+        if head.api_key == ApiKey.LIST_OFFSETS and refusal.code == OFFSET_NOT_AVAILABLE:
+            refusal = refusal._replace(code=offset_not_available(head.version))
+        refused.append((part, refusal))
         return refusal
 
     split = _Splitter(head, shape)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from isthmus_protocol import bodies, schema
+from isthmus_protocol.error_codes import LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import (
     RequestHead,
     build_request,
@@ -436,3 +437,19 @@ def test_quotas_are_matched_by_entity_in_whatever_order_a_broker_answers(version
         ([(each.entity_type, each.entity_name) for each in entry.entity], int(entry.error_code))
         for entry in answer.entries
     ] == [(entity, 44 if index == 1 else 0) for index, entity in enumerate(entities)]
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(1, LEADER_NOT_AVAILABLE), (4, LEADER_NOT_AVAILABLE), (5, OFFSET_NOT_AVAILABLE)]
+)
+def test_who_searches_in_an_older_version_is_told_what_it_knows(version: int, code: int) -> None:
+    """KIP-207: aiokafka, which searches in version 3, would end with an unknown error."""
+    path, variants = REQUESTS[ApiKey.LIST_OFFSETS](version)
+    request = fill(schema.request_type(ApiKey.LIST_OFFSETS, version), path, variants)
+    refused = refuse(head_of(request), request, lambda part: Refusal(OFFSET_NOT_AVAILABLE))
+    assert refused is not None
+    assert {refusal.code for _, refusal in refused.parts} == {code}
+    assert set(codes(decoded_answer(request, refused))) == {code}
+    kept = refuse(head_of(request), request, lambda part: POLICY_VIOLATION)
+    assert kept is not None
+    assert {refusal for _, refusal in kept.parts} == {POLICY_VIOLATION}

@@ -37,6 +37,7 @@ from isthmus_protocol.elements import TooManyElements, at_most
 from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import decode_request, encode_request
 from isthmus_protocol.records import walk
+from isthmus_protocol.refusals import offset_not_available
 from isthmus_protocol.schema import ApiKey, message_spec
 from isthmus_protocol.splicing import Edit, Span, edited_frame, encoded_count
 from isthmus_protocol.wire import Frame
@@ -391,7 +392,7 @@ class ConfirmedReads:
             return self._later(self._listed_in_slices(version, committed, asked, frame), frame)
         listed = bytearray(frame)
         for place, part in found:
-            self._show_end(listed, part, asked[place], self._limit(place, committed))
+            self._show_end(version, listed, part, asked[place], self._limit(place, committed))
         return bytes(listed)
 
     async def _listed_in_slices(
@@ -401,17 +402,17 @@ class ConfirmedReads:
         listed = bytearray(frame)
         for begin in range(0, len(found), PARTS_AT_ONCE):
             for place, part in found[begin : begin + PARTS_AT_ONCE]:
-                self._show_end(listed, part, asked[place], self._limit(place, committed))
+                self._show_end(version, listed, part, asked[place], self._limit(place, committed))
             await asyncio.sleep(0)
         return bytes(listed)
 
     @staticmethod
-    def _show_end(listed: bytearray, part: peeks.ListedSpans, timestamp: int, limit: int | None) -> None:
+    def _show_end(version: int, listed: bytearray, part: peeks.ListedSpans, timestamp: int, limit: int | None) -> None:
         _, _, code_at, timestamp_at, offset, offset_at = part
         if limit is None or offset < limit:
             return
         if limit == UNKNOWN:
-            _put(listed, code_at, _NOT_AVAILABLE)
+            _put(listed, code_at, _INT16.pack(offset_not_available(version)))
         elif timestamp == LATEST:
             _put(listed, offset_at, _INT64.pack(limit))
             return

@@ -33,7 +33,7 @@ from isthmus_protocol.bodies import error_code
 from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
 from isthmus_protocol.refusals import Part as RequestPart
-from isthmus_protocol.refusals import Refusal, Refused, refuse
+from isthmus_protocol.refusals import Refusal, Refused, offset_not_available, refuse
 from isthmus_protocol.schema import ApiKey
 
 CAUSE: Final = "stale_reads"
@@ -190,11 +190,12 @@ class StaleReads(Part):
         """The same of the answer to a ListOffsets."""
         correlation_id, payload = decode_response(ApiKey.LIST_OFFSETS, version, frame)
         answered: Any = payload
+        not_available = error_code(offset_not_available(version))
 
         def shown(name: str, part: Any) -> Any:
             if int(part.error_code) or self._is_shown(name.encode(), part.partition_index, since):
                 return part
-            return replace(part, error_code=error_code(OFFSET_NOT_AVAILABLE), offset=NOWHERE, timestamp=NOWHERE)
+            return replace(part, error_code=not_available, offset=NOWHERE, timestamp=NOWHERE)
 
         topics = tuple(
             replace(topic, partitions=tuple(shown(topic.name, part) for part in topic.partitions))

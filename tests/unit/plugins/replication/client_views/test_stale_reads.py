@@ -26,7 +26,7 @@ from isthmus_control.model import LinkMode, LinkSettings, ResourceType, Role, To
 from isthmus_control.outcome import Accepted
 from isthmus_plugins.api import Answer, Client, Hold, Replace, Request
 from isthmus_plugins.replication.client_views.stale_reads import StaleReads
-from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
+from isthmus_protocol.error_codes import LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import (
     build_request,
     build_response,
@@ -159,6 +159,10 @@ def test_what_a_broker_answers_when_the_lease_is_over_or_another_one_is_not_show
             assert [part.records for topic in answered.responses for part in topic.partitions] == [b"", b"r"]
             told = searched.on_response(listed(6, 0, 1))
             assert codes(ApiKey.LIST_OFFSETS, 6, told) == {0: OFFSET_NOT_AVAILABLE, 1: 0}
+            scene.leases = {0: 0.0, 1: 0.0}
+            older = scene.list_offsets(4, 0, 1)
+            lost()
+            assert codes(ApiKey.LIST_OFFSETS, 4, older.on_response(listed(4, 0, 1))) == {0: LEADER_NOT_AVAILABLE, 1: 0}
 
     asyncio.run(work())
 

@@ -27,6 +27,7 @@ from isthmus_control.outcome import Accepted, Rejected
 from isthmus_plugins.api import Answer, Client, Hold, Replace, Request
 from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
 from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
+from isthmus_protocol.refusals import offset_not_available
 from isthmus_protocol.schema import ApiKey
 
 LINK_ID, T_ID, U_ID = (str(uuid.UUID(int=number, version=4)) for number in (1, 2, 3))
@@ -149,7 +150,7 @@ def test_the_end_of_what_is_syncing_is_not_told(version: int) -> None:
         scene.mode(SYNC)
         answer = scene.list_offsets(version, 0)
         assert isinstance(answer, Answer)
-        assert codes(ApiKey.LIST_OFFSETS, version, answer.frame) == [78]
+        assert codes(ApiKey.LIST_OFFSETS, version, answer.frame) == [offset_not_available(version)]
         await scene.reached(0)
         assert scene.list_offsets(version, 0) is None
 
