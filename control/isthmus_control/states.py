@@ -122,7 +122,7 @@ def combine(
 
     With one that waits for somebody (Diverged, Refused, Stopped) an asynchronous link is Catching Up: not all is
     copied. A synchronous one promises too much then, so it is Out-Of-Sync. One without partitions has all there is;
-    a synchronous one is In-Sync then if those that others have were, and acks of those to come wait for the other side.
+    a synchronous one is In-Sync if those that others have were, and acks of those to come wait for the other side.
     """
     states = frozenset(partitions)
     if mode is LinkMode.ASYNCHRONOUS:
@@ -130,6 +130,6 @@ def combine(
             return LinkState.DISCONNECTED
         return LinkState.FOLLOWING if states <= {PartitionState.FOLLOWING} else LinkState.CATCHING_UP
     in_sync = connected and states <= {PartitionState.IN_SYNC}
-    if PartitionState.SYNCING in states or (in_sync and not states and not all_else_is_in_sync):
+    if PartitionState.SYNCING in states or (in_sync and not all_else_is_in_sync):
         return LinkState.SYNCING
     return LinkState.IN_SYNC if in_sync else LinkState.OUT_OF_SYNC

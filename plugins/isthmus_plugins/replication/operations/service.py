@@ -121,6 +121,7 @@ class LinkService(Part):
             self.consents,
             own_transactions,
             self._rings,
+            sync_partitions.is_ready,
         )
         self._recovering = Recovering(context, commands, self.attaching)
         self.offsets_topics = OffsetsTopics(

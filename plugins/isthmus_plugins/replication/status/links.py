@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import FollowerTopic, Link, LinkMode, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import (
@@ -191,14 +192,19 @@ class LinkStatuses:
             source_losses_left_off=self._told_losses.left_off(link.name),
         )
 
-    def _all_else_is_in_sync(self, link: Link, mapping: NamespaceMapping) -> bool:
-        """Whether a pair of a synchronous link is In-Sync where this proxy has no partition of it.
+    def _all_else_is_in_sync(self, link: Link, mapping: NamespaceMapping, has_some: bool) -> bool:
+        """Whether a pair of a synchronous link is In-Sync but for the partitions of it that this proxy has.
 
-        Of what follows, other proxies have all then, and all was In-Sync: what became of that since, they show. Where
-        there is no topic, acks of those to come have to wait for the other side.
+        Where it is led, acks of topics to come have to wait for the other side; below the control log's level that
+        knows of those, it goes by the topics that there are. Where it follows and this proxy has none, other proxies
+        have all, and all was In-Sync: what became of that since, they show. Where there is no topic, the source says
+        so of those to come.
         """
         if mapping.role is Role.LEADER:
-            return self._leader_end.holds_from_first(link.name, None)
+            goes_by_topics = has_some and self._context.control.state.level < FROM_FIRST
+            return goes_by_topics or self._sync_partitions.holds_to_come(link.name, mapping.local_prefix)
+        if has_some:
+            return True
         topics = self._follower_topics
         followed = [
             record

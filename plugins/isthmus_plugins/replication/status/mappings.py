@@ -29,13 +29,13 @@ def mapping_statuses(
     partitions: Sequence[PartitionStatus],
     groups: Sequence[GroupStatus],
     acls: Sequence[AclStatus],
-    all_else_is_in_sync: Callable[[NamespaceMapping], bool] = lambda mapping: False,
+    all_else_is_in_sync: Callable[[NamespaceMapping, bool], bool] = lambda mapping, has_some: has_some,
     rings: Mapping[NamespaceKey, str] = MappingProxyType({}),
 ) -> list[MappingStatus]:
     """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link.
 
-    ``all_else_is_in_sync``: whether a pair of topics is In-Sync of which this proxy has none. ``rings``: what is wrong
-    with namespaces that follow themselves.
+    ``all_else_is_in_sync``: whether what this proxy does not have of a pair of topics is In-Sync; it is told whether
+    the proxy has some. ``rings``: what is wrong with namespaces that follow themselves.
     """
     found = []
     for mapping in link.mappings:
@@ -47,7 +47,8 @@ def mapping_statuses(
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
         if (ring := rings.get(mapping.local)) is not None:
             parts.insert(0, _Part(PartitionState.STOPPED, ReasonCode.FOLLOWS_ITSELF, ring))
-        all_else = not parts and mapping.type is ResourceType.TOPIC and all_else_is_in_sync(mapping)
+        topics = mapping.type is ResourceType.TOPIC
+        all_else = all_else_is_in_sync(mapping, bool(parts)) if topics else bool(parts)
         state = combine(mode, connected, (part.state for part in parts), all_else)
         why = _why(state, parts)
         reason, message = (None, None) if why is None else (why.reason, why.message)

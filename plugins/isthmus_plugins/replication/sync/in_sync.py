@@ -188,11 +188,13 @@ class SyncPartitions:
 
     def holds_from_first(self, link_name: str, topic: TopicInfo | None) -> bool:
         """Whether some partitions of a topic are new, and the other side has no lease of them; or (None) those to come
-        will be."""
+        will be, in whatever namespace."""
         if not self._links.is_synchronous(link_name):
             return False
         if topic is None:
-            return self._links.new.is_ready(link_name)
+            led = self._context.control.state.links[link_name].pairs(Role.LEADER, ResourceType.TOPIC)
+            prefixes = [each.local_prefix for each in led]
+            return bool(prefixes) and all(self.holds_to_come(link_name, prefix) for prefix in prefixes)
         for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
             place = topic.name, index
             record = self._links.own_record(link_name, place)
@@ -201,6 +203,14 @@ class SyncPartitions:
             if self._unleased and LinkPartition(link_name, *place) in self._unleased:
                 return True
         return False
+
+    def holds_to_come(self, link_name: str, prefix: str) -> bool:
+        """Whether acks of whatever comes in a led namespace wait, or whoever attaches it waits until they do."""
+        return self._links.new.is_taken_up(link_name, prefix)
+
+    def is_ready(self, link_name: str, prefix: str) -> bool:
+        """Whether acks of whatever comes in a led namespace wait for a link from the first record on."""
+        return self._links.new.is_ready(link_name, prefix)
 
     def _why_not(self, key: LinkPartition) -> str | None:
         """Why a partition did not get In-Sync when it tried last, for status."""

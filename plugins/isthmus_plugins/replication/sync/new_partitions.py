@@ -29,6 +29,8 @@ NAMES_MAX: Final = 10_000
 """So many more names are known than twice those of topics that there are, before what was deleted is forgotten."""
 STEPS_OF_A_LOOK: Final = 3
 """A topic that a look shows, and the one before did not, came to be no earlier: that one had begun by then."""
+ATTACHING_S: Final = 5.0
+"""How long who attaches a namespace waits until acks of topics that come in it are held, and status does with it."""
 UNRECORDED = LinkPartition("", "", -1)
 """Stands for the record that acks of a new partition wait for, or for all proxies to know it. Nobody confirms it."""
 
@@ -55,8 +57,12 @@ class _Held:
 
     since: int
     """Where in the control log that was said."""
+    begun_at: float
+    """When this process began to look at it, by the monotonic clock."""
+    asked: bool = False
+    """Whether other proxies are waited for, or were."""
     enforced_at: int | None = None
-    """So many looks there had been when every proxy did; None: other proxies are waited for."""
+    """So many looks there had been when every proxy did; None: not all are known to."""
     seen: Counts | None = None
     """What a look showed that began after that. From then on acks wait of whatever is not in it."""
     seen_at: int = 0
@@ -121,8 +127,10 @@ class NewPartitions:
         for key, (link, mapping, since) in _held(self._context.control.state):
             pair = self._held.get(key)
             if pair is None:
-                pair = self._held[key] = _Held(since)
+                pair = self._held[key] = _Held(since, self._context.clock.monotonic())
                 self._pairs.clear()
+            if not pair.asked:
+                pair.asked = True
                 self._tasks.start(f"enforced-{key}", self._enforced(pair))
             if pair.enforced_at is None or pair.before is not None or not self._knows_mode(link.name):
                 continue
@@ -148,9 +156,8 @@ class NewPartitions:
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
             held.enforced_at = self._looks()
-        except BrokerUnavailable:  # the next look begins anew
-            self._held = {key: pair for key, pair in self._held.items() if pair is not held}
-            self._pairs.clear()
+        except BrokerUnavailable:  # the next look asks again
+            held.asked = False
 
     def acked(self, place: TopicPartition) -> None:
         """Acks of a partition may go, of whatever topic has the name now."""
@@ -171,11 +178,19 @@ class NewPartitions:
 
     # ---- what is new ----
 
-    def is_ready(self, link_name: str) -> bool:
-        """Whether acks of whatever comes into being in any led namespace of a link wait from the first record on."""
-        own = [key for key, (link, _, _) in _held(self._context.control.state) if link.name == link_name]
-        pairs = [self._held.get(key) for key in own]
-        return bool(pairs) and all(pair is not None and pair.before is not None for pair in pairs)
+    def is_ready(self, link_name: str, prefix: str) -> bool:
+        """Whether acks of whatever comes into being in a led namespace wait for a link from the first record on."""
+        pair = self._held.get((link_name, prefix))
+        return pair is not None and pair.before is not None
+
+    def is_taken_up(self, link_name: str, prefix: str) -> bool:
+        """The same, or the namespace joins a link that is ready for what comes in others: who attaches it waits."""
+        if self.is_ready(link_name, prefix):
+            return True
+        pair = self._held.get((link_name, prefix))
+        if pair is not None and self._context.clock.monotonic() >= pair.begun_at + ATTACHING_S:
+            return False
+        return any(name == link_name and each.before is not None for (name, _), each in self._held.items())
 
     def waits(self, link_name: str, place: TopicPartition) -> bool:
         """Whether acks of a partition that has no record over a link wait for one: it is new, or may be."""

@@ -230,16 +230,16 @@ def link_state(
     link: Link,
     connected: bool,
     partitions: Iterable[PartitionStatus],
-    all_else_is_in_sync: Callable[[NamespaceMapping], bool],
+    all_else_is_in_sync: Callable[[NamespaceMapping, bool], bool],
 ) -> LinkState:
     """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part.
 
-    ``all_else_is_in_sync``: whether a pair of topics is of which this proxy has no partition; asked where it has none
-    of the link. One without any such pair has no acks that it could promise something of.
+    ``all_else_is_in_sync``: whether what this proxy does not have of a pair of topics is, and what will come in it; it
+    is told whether the proxy has some. A link without any such pair has no acks that it could promise something of.
     """
-    counted, all_else = list(partitions), False
+    counted, all_else = list(partitions), True
     if link.mode is LinkMode.SYNCHRONOUS:
         counted = [each for role in Role for each in _of_namespaces(link, role, counted)]
         pairs = [each for each in link.mappings if each.type is ResourceType.TOPIC]
-        all_else = not counted and all(map(all_else_is_in_sync, pairs))
+        all_else = all(all_else_is_in_sync(each, bool(counted)) for each in pairs)
     return combine(link.mode, connected, (PartitionState(each.state) for each in counted), all_else)

@@ -147,6 +147,48 @@ def test_a_proxy_that_fronts_nothing_of_a_synchronous_link_says_in_sync_once_all
     on_two(work, 120)
 
 
+def test_a_link_is_in_sync_once_acks_of_topics_that_come_wait() -> None:
+    """What it had was In-Sync before that, and so it was: a topic that was made then was acked alone."""
+
+    async def work(two: Two) -> None:
+        await attached(two)
+        await made(two, "l-t", b"x")
+        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        partitions = two.a.plugin.parts.sync.partitions
+        early = False
+        while two.a.status().state != "In-Sync":
+            status = two.a.status()
+            early = early or {each.state for each in status.partitions} == {"In-Sync"}
+            assert status.mappings[0].state == status.state
+            await asyncio.sleep(0.01)
+        assert partitions.is_ready("a-to-b", "l-")
+        assert early, "or this shows nothing"
+
+    on_two(work)
+
+
+def test_it_remains_in_sync_while_a_namespace_is_attached() -> None:
+    async def work(two: Two) -> None:
+        await attached(two)
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        await two.until("In-Sync", lambda: {each.status().state for each in (two.a, two.b)} == {"In-Sync"})
+        more = links.Attach(local="more-", remote="more-", role="follower")
+        seen, waited = set[str](), False
+        is_ready = two.a.plugin.parts.sync.partitions.is_ready
+        async with asyncio.TaskGroup() as tasks:
+            attaching = tasks.create_task(two.b.links.attach("a-to-b", more))
+            while not attaching.done():
+                seen |= {str(each.status().state) for each in (two.a, two.b)}
+                waited = waited or not is_ready("a-to-b", "more-")
+                await asyncio.sleep(0.01)
+        assert is_ready("a-to-b", "more-")
+        assert waited
+        assert seen == {"In-Sync"}
+
+    on_two(work)
+
+
 def test_a_synchronous_link_that_has_groups_left_remains_in_sync() -> None:
     """Its topics are detached: it said Syncing for as long as it had no others."""
 
