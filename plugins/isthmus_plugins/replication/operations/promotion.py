@@ -176,6 +176,7 @@ class Promotions:
                 progress(number, len(asked))
                 promotion = self._context.control.state.promotions.get(key)
                 if promotion is not None:  # not together with one before
+                    await self._take_over(promotion)
                     await self._carry_out(promotion, asked)
             progress(len(asked), len(asked))
             return result
@@ -343,9 +344,9 @@ class Promotions:
         """Go on with promotions whose proxy is gone."""
         while True:
             await asyncio.sleep(RESUME_INTERVAL_S)
-            if self._clock.monotonic() > self._context.lease_deadline or self._lock.locked():
-                continue
             async with self._lock:
+                if self._clock.monotonic() > self._context.lease_deadline:
+                    continue
                 for key in list(self._context.control.state.promotions):
                     promotion = self._context.control.state.promotions.get(key)
                     if promotion is not None and promotion.keys[0] == key:
@@ -356,14 +357,19 @@ class Promotions:
         if promotion.owner != ours and state.may_run(promotion.owner):
             return
         try:
-            if promotion.owner != ours:
-                await self._append(BeginPromotion(promotion.link, promotion.type, promotion.prefix, {}, ours))
-                log.info("promotion taken over", extra={"link": promotion.link, "namespace": promotion.prefix})
+            await self._take_over(promotion)
             await self._carry_out(promotion, {})
             self._troubles.pop(promotion.key, None)
         except OperationError as error:
             self._troubles[promotion.key] = f"the promotion of {promotion.prefix!r} does not go on: {error.message}"
             log.warning("promotion waits", extra={"namespace": promotion.prefix, "detail": error.message})
+
+    async def _take_over(self, promotion: Promotion) -> None:
+        """Be who carries it out. Raises OperationError: another proxy does, and its lease may still run."""
+        ours = self._context.incarnation
+        if promotion.owner != ours:
+            await self._append(BeginPromotion(promotion.link, promotion.type, promotion.prefix, {}, ours))
+            log.info("promotion taken over", extra={"link": promotion.link, "namespace": promotion.prefix})
 
     async def _carry_out(self, promotion: Promotion, reports: Mapping[NamespaceKey, PromotedNamespace]) -> None:
         """Everything after the beginning, for all that goes together. Raises OperationError; it can be done again."""

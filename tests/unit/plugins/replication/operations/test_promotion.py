@@ -473,3 +473,47 @@ def test_once_begun_another_proxy_finishes_it(at: int) -> None:
             assert control.state.namespaces[KEY].reserved
 
     on_following(work)
+
+
+@pytest.mark.parametrize("may_run", [False, True])
+def test_the_command_given_again_goes_on_for_a_proxy_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, may_run: bool
+) -> None:
+    """At once: what goes on by itself would wait for the commands that are given meanwhile. Not beside that proxy."""
+
+    async def work(two: Two) -> None:
+        control, other = two.controls["B"], str(uuid.uuid4())
+        await control.append(BeginPromotion("a-to-b", *KEY, {"r-t": {"retention.ms": "5"}}, other))
+        monkeypatch.setattr(control.state.__class__, "may_run", lambda state, incarnation: may_run)
+        if may_run:
+            with pytest.raises(OperationError, match=r"another proxy promotes .*, and its lease may still run"):
+                await promote(two.b)
+            assert control.state.promotions[KEY].owner == other
+        else:
+            assert (await promote(two.b)).namespaces[0].promoted
+            assert promoted(two)
+
+    on_following(work)
+
+
+def test_what_goes_on_by_itself_does_so_while_commands_are_given_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(two: Two) -> None:
+        control, cluster, other = two.controls["B"], two.clusters["B"], str(uuid.uuid4())
+        await two.a.links.attach("a-to-b", links.Attach(local="more-", remote="more-", role="leader"))
+        topics = cluster.topics
+
+        async def slow() -> Any:
+            await asyncio.sleep(0.5)
+            return await topics()
+
+        monkeypatch.setattr(cluster, "topics", slow)
+        monkeypatch.setattr(control.state.__class__, "may_run", lambda state, incarnation: incarnation != other)
+        await control.append(BeginPromotion("a-to-b", *KEY, {"r-t": {"retention.ms": "5"}}, other))
+        of_others = Promote(namespaces=[NamespaceRef(local="more-")], dry_run=True)
+        async with asyncio.timeout(30):
+            while not promoted(two):
+                await two.b.links.promote("a-to-b", of_others, lambda done, total: None)
+
+    on_following(work)
