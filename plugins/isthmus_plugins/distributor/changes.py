@@ -25,7 +25,7 @@ from isthmus_plugins.distribution.kept import (
 from isthmus_plugins.distribution.positions import PositionError, needs, unsettled
 from isthmus_plugins.distribution.tree import Added
 from isthmus_plugins.distributor.leaves import Leaves
-from isthmus_plugins.distributor.places import log_starts
+from isthmus_plugins.distributor.places import committed_of_all, log_starts
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.distributor.renamed import LeafApi
 from isthmus_plugins.process import PluginContext
@@ -87,9 +87,7 @@ async def held(cluster: ClusterApi, document: TreeDocument, leaf: str) -> list[s
     """
     since, version = document.added[leaf].version, document.tree.version
     groups = [courses_group(above.level) for above in document.tree.above(leaf)]
-    found = await cluster.committed_offsets(groups, stable=True)
-    if missing := {*groups} - found.keys():
-        raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
+    found = await committed_of_all(cluster, groups, stable=True)
     if any(since <= KeptCourse.of(each.metadata).version <= version for of in found.values() for each in of.values()):
         return []
     places = [
@@ -196,9 +194,7 @@ class Changes:
         """Of each level of a leaf: the courses of the topics that it has. Raises BrokerUnavailable, PositionError."""
         topics = await self._topics(cluster)
         groups = {courses_group(above.level): above.level for above in self._document.tree.above(leaf)}
-        found = await cluster.committed_offsets(list(groups))
-        if missing := groups.keys() - found.keys():
-            raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
+        found = await committed_of_all(cluster, groups)
         return {
             level: {place: KeptCourse.of(each.metadata) for place, each in found[group].items() if place[0] in topics}
             for group, level in groups.items()

@@ -14,7 +14,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, CommittedOffs
 from isthmus_plugins.distribution.document import TreeDocument
 from isthmus_plugins.distribution.kept import KeptCourse, courses_group
 from isthmus_plugins.distribution.positions import Course, PositionError, begun, carried
-from isthmus_plugins.distributor.places import log_starts
+from isthmus_plugins.distributor.places import committed_of_all, log_starts
 from isthmus_plugins.distributor.reasons import LEVELS_AT_ANOTHER_VERSION, POSITIONS_CONTRADICT, Waits
 
 
@@ -52,9 +52,7 @@ class Courses:
         Raises BrokerUnavailable, KafkaRefused, Waits.
         """
         await self._transactions.begin()
-        found = await self._cluster.committed_offsets([self._group], stable=True)
-        if self._group not in found:
-            raise BrokerUnavailable(f"what group {self._group} has committed cannot be read now")
+        found = await committed_of_all(self._cluster, [self._group], stable=True)
         self.topic_ids = {
             (topic.name, partition): topic.topic_id.hex()
             for topic in topics.values()

@@ -22,6 +22,7 @@ from isthmus_plugins.distribution.times import NotSet, position_at
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
 from isthmus_plugins.distributor.later import Found, Later
+from isthmus_plugins.distributor.places import committed_of_all
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.tasks import some_at_once
 from isthmus_protocol.error_codes import ILLEGAL_GENERATION, STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID
@@ -163,14 +164,14 @@ class OffsetCommitter:
             spreads = await self._spreads(topics) if topics else {}
         except (BrokerUnavailable, KafkaRefused) as error:
             for said in due.values():
-                self.states |= self._waits(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
+                self.states |= self._waits(said, _unavailable(error))
             return
 
         async def set_one(group: str, said: Mapping[OffsetKey, GroupTime], first_later: FirstLater) -> None:
             try:
                 states = await self._set_one(group, said, first_later, spreads, may_go_back)
             except (BrokerUnavailable, KafkaRefused) as error:
-                states = self._waits(said, Reason(reasons.COMMIT_UNAVAILABLE, str(error)))
+                states = self._waits(said, _unavailable(error))
             self.states |= states
 
         await some_at_once(GROUPS_AT_ONCE, lambda each: set_one(*each), zip(due, due.values(), looked, strict=True))
@@ -191,10 +192,7 @@ class OffsetCommitter:
 
         Raises BrokerUnavailable, KafkaRefused.
         """
-        found = await self._cluster.committed_offsets([group], stable=True)
-        if group not in found:
-            raise BrokerUnavailable(f"what group {group} has committed cannot be read now")
-        has = found[group]
+        has = (await committed_of_all(self._cluster, [group], stable=True))[group]
         own = self._commits.own(group)
         now = self._clock.monotonic()
         states: dict[OffsetKey, State] = {}
@@ -208,7 +206,7 @@ class OffsetCommitter:
                 known = own.get(key)
                 if known is None or (known.offset, known.metadata) != itself:
                     why = "when the group has committed here is not known now"
-                    states |= self._waits({key: each}, Reason(reasons.COMMIT_UNAVAILABLE, why))
+                    states |= self._waits({key: each}, _unavailable(why))
                     continue
                 if was_last_here(known.committed_ms, each):
                     states[key] = State(each, None, now + KEPT_AGAIN_S)
@@ -250,7 +248,7 @@ class OffsetCommitter:
         try:
             return await self._look(said)
         except (BrokerUnavailable, KafkaRefused) as error:
-            reason = Reason(reasons.COMMIT_UNAVAILABLE, str(error))
+            reason = _unavailable(error)
             return {(key.topic, key.partition): reason for key in said}
 
     async def _look(self, said: Mapping[OffsetKey, GroupTime]) -> FirstLater:
@@ -265,7 +263,7 @@ class OffsetCommitter:
             one = self._timestamps.logs.get(place)
             if place not in starts or (time > 0 and place not in found) or one is None:
                 why = "the log here cannot be asked for times now"
-                first_later[place] = Reason(reasons.COMMIT_UNAVAILABLE, why)
+                first_later[place] = _unavailable(why)
                 continue
             log, start = _log(one), starts[place][0]
             later = Found(start)
@@ -274,7 +272,7 @@ class OffsetCommitter:
                 try:
                     later = Found(None) if offset < 0 else await self._later.first(place, one, time - 1, offset)
                 except (BrokerUnavailable, KafkaRefused) as error:  # no other log waits for this one
-                    first_later[place] = Reason(reasons.COMMIT_UNAVAILABLE, str(error))
+                    first_later[place] = _unavailable(error)
                     continue
             first_later[place] = There(later, start, log)
         return first_later
@@ -289,3 +287,7 @@ def _reason(refused: Refused) -> Reason:
     if refused.error_code in _HAS_MEMBERS:
         return Reason(reasons.MEMBERS, "the group has members here")
     return Reason(reasons.COMMIT_REFUSED, f"the coordinator refuses the commit: {refused.error_name}")
+
+
+def _unavailable(why: BrokerUnavailable | KafkaRefused | str) -> Reason:
+    return Reason(reasons.COMMIT_UNAVAILABLE, str(why))

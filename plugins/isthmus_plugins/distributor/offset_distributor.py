@@ -36,7 +36,7 @@ from isthmus_plugins.distribution.times import moves_on, reached, time_to_send
 from isthmus_plugins.distributor import reasons
 from isthmus_plugins.distributor.followed import Commits, TimedLog, Times, Timestamps
 from isthmus_plugins.distributor.leaves import Leaves
-from isthmus_plugins.distributor.places import PLACES_AT_ONCE
+from isthmus_plugins.distributor.places import PLACES_AT_ONCE, committed_of_all
 from isthmus_plugins.distributor.reasons import Waits
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import some_at_once
@@ -162,9 +162,7 @@ class OffsetDistributor:
         """Fence whoever has done this before, and read what that one has heard of. Raises BrokerUnavailable,
         KafkaRefused."""
         await self._transactions.begin()
-        found = await self._cluster.committed_offsets([REACHED_GROUP], stable=True)
-        if REACHED_GROUP not in found:
-            raise BrokerUnavailable(f"what group {REACHED_GROUP} has committed cannot be read now")
+        found = await committed_of_all(self._cluster, [REACHED_GROUP], stable=True)
         for (topic, _), each in found[REACHED_GROUP].items():
             with suppress(PositionError):  # it is written anew
                 self._hear_of_keys(topic, KeptReached.of(each.metadata).spread_ms)
@@ -193,9 +191,7 @@ class OffsetDistributor:
         """What another cluster has reached here, and how many partitions its topics have: also those of which the level
         between the two gives nothing yet."""
         cluster = await self._leaves.reached(other)
-        found = await cluster.committed_offsets([REACHED_GROUP])
-        if REACHED_GROUP not in found:
-            raise BrokerUnavailable(f"{other} does not say now what it has reached")
+        found = await committed_of_all(cluster, [REACHED_GROUP])
         level = self.others[other]
         kept = {place: KeptReached.of(each.metadata) for place, each in found[REACHED_GROUP].items()}
         for (topic, _), reached_there in kept.items():
@@ -551,9 +547,7 @@ class OffsetDistributor:
         They also say whether messages go by their keys. Raises BrokerUnavailable, KafkaRefused.
         """
         groups = {courses_group(level): level for level in levels}
-        found = await self._cluster.committed_offsets(groups)
-        if missing := groups.keys() - found.keys():
-            raise BrokerUnavailable(f"what group {min(missing)} has committed cannot be read now")
+        found = await committed_of_all(self._cluster, groups)
         courses: dict[CourseOf, KeptCourse] = {}
         self._spreads = set()
         for group, level in groups.items():

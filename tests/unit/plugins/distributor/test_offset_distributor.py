@@ -124,7 +124,7 @@ class World:
         return {group: found[group] for group in groups if group not in self.cannot_be_asked}
 
     async def other(self, name: str) -> Any:
-        async def committed_offsets(groups: Collection[str]) -> Any:
+        async def committed_offsets(groups: Collection[str], stable: bool = False) -> Any:
             kept = {
                 place: KeptReached({4: self.reached_there.get(place, 3_000_000)}, self.spread_ms_there, self.version)
                 for place in PLACES
