@@ -130,8 +130,10 @@ class LinkStatuses:
         note_followed(state_here, link, leases, self._clock, partitions, self._follower_topics.is_new)
         note_proofs(state_here, self._background_verification, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
-        all_else, hindered = partial(self._all_else_is_in_sync, link), self._hindered()
-        state = link_state(link, connected, partitions, all_else)
+        # A namespace that is attached to a link that is In-Sync leaves it so: of that alone it is not In-Sync yet.
+        of_link = partial(self._all_else_is_in_sync, link, self._sync_partitions.holds_to_come)
+        of_mapping = partial(self._all_else_is_in_sync, link, self._sync_partitions.is_ready)
+        state, hindered = link_state(link, connected, partitions, of_link), self._hindered()
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
         if stopped is not None:
@@ -167,7 +169,7 @@ class LinkStatuses:
             encryption=None if least is None else least.protection.value,
             secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
-            mappings=mapping_statuses(link, connected, partitions, groups, acls, all_else, rings),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls, of_mapping, rings),
             waiting=waiting,
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
@@ -192,17 +194,19 @@ class LinkStatuses:
             source_losses_left_off=self._told_losses.left_off(link.name),
         )
 
-    def _all_else_is_in_sync(self, link: Link, mapping: NamespaceMapping, has_some: bool) -> bool:
+    def _all_else_is_in_sync(
+        self, link: Link, holds_to_come: Callable[[str, str], bool], mapping: NamespaceMapping, has_some: bool
+    ) -> bool:
         """Whether a pair of a synchronous link is In-Sync but for the partitions of it that this proxy has.
 
-        Where it is led, acks of topics to come have to wait for the other side; below the control log's level that
-        knows of those, it goes by the topics that there are. Where it follows and this proxy has none, other proxies
-        have all, and all was In-Sync: what became of that since, they show. Where there is no topic, the source says
-        so of those to come.
+        Where it is led, acks of topics to come have to wait for the other side (``holds_to_come``, by link and
+        prefix); below the control log's level that knows of those, it goes by the topics that there are. Where it
+        follows and this proxy has none, other proxies have all, and all was In-Sync: what became of that since, they
+        show. Where there is no topic, the source says so of those to come.
         """
         if mapping.role is Role.LEADER:
             goes_by_topics = has_some and self._context.control.state.level < FROM_FIRST
-            return goes_by_topics or self._sync_partitions.holds_to_come(link.name, mapping.local_prefix)
+            return goes_by_topics or holds_to_come(link.name, mapping.local_prefix)
         if has_some:
             return True
         topics = self._follower_topics

@@ -184,9 +184,14 @@ class NewPartitions:
         return pair is not None and pair.before is not None
 
     def is_taken_up(self, link_name: str, prefix: str) -> bool:
-        """The same, or the namespace joins a link that is ready for what comes in others: who attaches it waits."""
+        """The same, or the namespace joins a link that is ready for what comes in others: who attaches it waits.
+
+        Not where it has topics: their acks go alone, whoever waits.
+        """
         if self.is_ready(link_name, prefix):
             return True
+        if any(name.startswith(prefix) for name in self._topics):
+            return False
         pair = self._held.get((link_name, prefix))
         if pair is not None and self._context.clock.monotonic() >= pair.begun_at + ATTACHING_S:
             return False

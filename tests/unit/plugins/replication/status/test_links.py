@@ -189,6 +189,50 @@ def test_it_remains_in_sync_while_a_namespace_is_attached() -> None:
     on_two(work)
 
 
+@pytest.mark.parametrize("has_topics", [True, False], ids=["with topics", "empty"])
+def test_a_namespace_is_in_sync_no_sooner_than_acks_of_what_is_in_it_wait(has_topics: bool) -> None:
+    """Other namespaces of the link are, and who attaches it may be gone: with its topics it was In-Sync until a look
+    had found them, though their acks went alone."""
+
+    async def work(two: Two) -> None:
+        await attached(two)
+        if has_topics:
+            await made(two, "more-t", b"x")
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        await two.until("In-Sync", lambda: {each.status().state for each in (two.a, two.b)} == {"In-Sync"})
+        partitions = two.a.plugin.parts.sync.partitions
+        place, said = ("more-t", 0), set[str]()
+
+        def is_held() -> bool:
+            return partitions.is_ready("a-to-b", "more-") and all(
+                partitions.sync_of(LinkPartition("a-to-b", *place)).state == "In-Sync" for _ in range(has_topics)
+            )
+
+        topics = two.clusters["A"].topics
+
+        async def late() -> Any:
+            await asyncio.sleep(0.2)
+            return await topics()
+
+        two.clusters["A"].topics = late  # type: ignore[method-assign]
+        more = links.Attach(local="more-", remote="more-", role="leader")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(two.a.links.attach("a-to-b", more))
+            while not is_held():
+                status = two.a.status()
+                of_namespace = next((each for each in status.mappings if each.local == "more-"), None)
+                if of_namespace is not None:
+                    assert of_namespace.state != "In-Sync"
+                    said.add(str(status.state))
+                await asyncio.sleep(0.01)
+        assert said
+        assert not has_topics or "In-Sync" not in said
+        assert bool(two.a.status().partitions) is has_topics
+        await two.until("In-Sync", lambda: {each.state for each in two.a.status().mappings} == {"In-Sync"})
+
+    on_two(work)
+
+
 def test_a_synchronous_link_that_has_groups_left_remains_in_sync() -> None:
     """Its topics are detached: it said Syncing for as long as it had no others."""
 
