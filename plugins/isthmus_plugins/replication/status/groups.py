@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from isthmus_control.model import Link, ResourceType, leads_commits
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role, leads_commits
 from isthmus_control.states import PartitionState
 from isthmus_plugins.links import GroupStatus, SyncStatus
 from isthmus_plugins.process import PluginContext
@@ -48,6 +48,15 @@ class GroupStatuses(Part):
             if counterpart is not None:
                 followed.append(self._followed(group, counterpart.remote_name))
         return sorted(led, key=lambda status: status.group) + followed
+
+    def commits(self, link: Link, mapping: NamespaceMapping) -> list[SyncStatus]:
+        """What acks of commits mean to the led groups of a pair, in each partition that this proxy pushes: the first
+        commit of a group may come to any."""
+        if mapping.role is not Role.LEADER:
+            return []
+        return [
+            self._sync_of(key, mapping.local_prefix) for key in self._group_leader.places() if key.link == link.name
+        ]
 
     def warnings(self, link: Link) -> list[str]:
         """What keeps this proxy from knowing all that the link's led groups have committed."""

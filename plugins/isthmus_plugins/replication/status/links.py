@@ -133,6 +133,7 @@ class LinkStatuses:
         # A namespace that is attached to a link that is In-Sync leaves it so: of that alone it is not In-Sync yet.
         of_link = partial(self._all_else_is_in_sync, link, self._sync_partitions.holds_to_come)
         of_mapping = partial(self._all_else_is_in_sync, link, self._sync_partitions.is_ready)
+        commits = partial(self._group_statuses.commits, link)
         state, hindered = link_state(link, connected, partitions, of_link), self._hindered()
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
         why = Hindered(ReasonCode.PEER_VERSION_UNSUPPORTED, behind) if behind else Hindered(peer.reason, peer.message)
@@ -169,7 +170,7 @@ class LinkStatuses:
             encryption=None if least is None else least.protection.value,
             secret_rotating=link.next_secret is not None,
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
-            mappings=mapping_statuses(link, connected, partitions, groups, acls, of_mapping, rings),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls, of_mapping, commits, rings),
             waiting=waiting,
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)

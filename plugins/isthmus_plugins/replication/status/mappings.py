@@ -30,19 +30,21 @@ def mapping_statuses(
     groups: Sequence[GroupStatus],
     acls: Sequence[AclStatus],
     all_else_is_in_sync: Callable[[NamespaceMapping, bool], bool] = lambda mapping, has_some: has_some,
+    commits: Callable[[NamespaceMapping], Iterable[SyncStatus]] = lambda mapping: (),
     rings: Mapping[NamespaceKey, str] = MappingProxyType({}),
 ) -> list[MappingStatus]:
     """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link.
 
     ``all_else_is_in_sync``: whether what this proxy does not have of a pair of topics is In-Sync; it is told whether
-    the proxy has some. ``rings``: what is wrong with namespaces that follow themselves.
+    the proxy has some. ``commits``: what acks of commits mean, wherever those of a pair of groups may come: also of
+    groups that have not committed yet. ``rings``: what is wrong with namespaces that follow themselves.
     """
     found = []
     for mapping in link.mappings:
         if mapping.type is ResourceType.TOPIC:
             mode, parts = link.mode, list(_topics(mapping, partitions))
         elif mapping.type is ResourceType.CONSUMER_GROUP:
-            mode, parts = _groups(mapping, groups)
+            mode, parts = _groups(mapping, groups, commits)
         else:
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
         if (ring := rings.get(mapping.local)) is not None:
@@ -62,12 +64,16 @@ def _topics(mapping: NamespaceMapping, partitions: Iterable[PartitionStatus]) ->
             yield _Part.of(each)
 
 
-def _groups(mapping: NamespaceMapping, groups: Iterable[GroupStatus]) -> tuple[LinkMode, list[_Part]]:
+def _groups(
+    mapping: NamespaceMapping,
+    groups: Iterable[GroupStatus],
+    commits: Callable[[NamespaceMapping], Iterable[SyncStatus]],
+) -> tuple[LinkMode, list[_Part]]:
     """Where acks of commits mean something, that counts; else whether committed offsets are where they should be."""
     held = [each for each in groups if each.role == mapping.role.value and mapping.holds(each.group)]
     acked = [each.sync for each in held if each.sync is not None]
     if held and len(acked) == len(held):
-        return LinkMode.SYNCHRONOUS, list(map(_Part.of, acked))
+        return LinkMode.SYNCHRONOUS, list(map(_Part.of, (*acked, *commits(mapping))))
     return LinkMode.ASYNCHRONOUS, list(map(_Part.of, held))
 
 

@@ -9,10 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.offsets import commit, group_made, offsets_batch
 from support.plugins import Proxy, Two, on_two
 
+from isthmus_control.commands import PartitionSync, RecordSync
+from isthmus_control.model import Reason, SyncState
+from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 
 LEADS = links.Attach(local="l-", remote="r-", role="leader")
 
@@ -231,6 +236,42 @@ def test_a_namespace_is_in_sync_no_sooner_than_acks_of_what_is_in_it_wait(has_to
         await two.until("In-Sync", lambda: {each.state for each in two.a.status().mappings} == {"In-Sync"})
 
     on_two(work)
+
+
+def test_groups_are_in_sync_where_the_first_commit_of_any_group_waits() -> None:
+    """It may come to any partition of the offsets topic: with groups in others alone they said In-Sync."""
+
+    async def work(two: Two) -> None:
+        await attached(two)
+        await made(two, "l-t", b"x")
+        two.clusters["A"].add_topic(OFFSETS_TOPIC, 2)
+        known = next(name for name in (f"app-{number}" for number in range(9)) if partition_of(name, 2) == 0)
+        partition = two.clusters["A"].partition(OFFSETS_TOPIC)
+        partition.write(offsets_batch(partition.end, [group_made(known), commit(known, "l-t", 1)]))
+        groups = links.Attach(
+            type="consumer-group", local="app-", remote="app-", role="leader", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+
+        def said() -> tuple[str, str | None]:
+            [status] = [each for each in two.a.status().mappings if each.type == "consumer-group"]
+            return status.state, status.reason
+
+        await two.until("In-Sync", lambda: said() == ("In-Sync", None), 20)
+        assert [each.group for each in two.a.status().groups] == [known]
+        state, free = two.controls["A"].state, LinkPartition("a-to-b", OFFSETS_TOPIC, 1)
+        record = state.sync_records["a-to-b"][free.place]
+        entry = PartitionSync(free.topic, record.topic_id, free.partition, 0)
+        late = Reason(ReasonCode.TIMEOUT_ERROR, "late")
+        link_id = state.links["a-to-b"].link_id
+        two.controls["A"].apply(RecordSync("a-to-b", link_id, SyncState.OUT_OF_SYNC, (entry,), late))
+        assert {each.sync.state for each in two.a.status().groups if each.sync} == {"In-Sync"}
+        assert said() == ("Out-Of-Sync", ReasonCode.TIMEOUT_ERROR)
+        await two.until("In-Sync", lambda: said() == ("In-Sync", None), 20)
+
+    on_two(work, 60)
 
 
 def test_a_synchronous_link_that_has_groups_left_remains_in_sync() -> None:
