@@ -89,6 +89,11 @@ class SynchronousLinks:
         record = self.record(link_name, place)
         return None if record is None or self.new.is_of_another(place, record) else record
 
+    def has_young(self, place: TopicPartition) -> bool:
+        """Whether looks to come may say, without a change of what there is, that some record is of another topic."""
+        records = (self.record(link_name, place) for link_name in self.leading(place[0]))
+        return any(record is not None and self.new.is_young(record) for record in records)
+
     def is_unrecorded(self, link_name: str, place: TopicPartition) -> bool:
         """Whether a partition is new and is to be recorded."""
         return self.own_record(link_name, place) is None and self.new.is_new(link_name, place)

@@ -235,12 +235,14 @@ class NewPartitions:
         made_anew = state.predecessors(topic, named.text)
         return not made_anew and led.leader_epoch <= 0 and (led.leader < 0 or self._context.fronts(led.leader))
 
-    def is_of_another(self, place: TopicPartition, record: SyncRecord) -> bool:
-        """Whether a partition's record is of a topic that does not have its name any more.
+    def is_young(self, record: SyncRecord) -> bool:
+        """Whether a record may be of a topic that no look has shown yet: it was made since the look before the last
+        one. Which topic it is of, looks to come say."""
+        return record.at_offset > self._applied[0]
 
-        What was recorded since the look before the last one may be of one that no look has shown yet.
-        """
-        if record.at_offset > self._applied[0]:
+    def is_of_another(self, place: TopicPartition, record: SyncRecord) -> bool:
+        """Whether a partition's record is of a topic that does not have its name any more."""
+        if self.is_young(record):
             return False
         named = self._named.get(place[0])
         return place[0] not in self._topics or named is None or named.text != record.topic_id

@@ -52,7 +52,7 @@ class Requirements:
         found = self._recorded.get((place, transactional, scope))
         if found is None:
             found = tuple(self._needed_now(place, transactional, scope))
-            if not self._quorums.confirm(place[0], scope):
+            if not self._quorums.confirm(place[0], scope) and not self._links.has_young(place):
                 self._recorded[place, transactional, scope] = found
         return found
 

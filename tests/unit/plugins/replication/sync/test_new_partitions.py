@@ -466,6 +466,27 @@ def test_the_record_of_a_topic_that_was_deleted_lets_no_ack_of_the_next_one_go()
     on_source(work)
 
 
+def test_nor_does_it_where_something_of_the_one_before_was_acked_after_it_was_deleted() -> None:
+    """What that needed was remembered, and stood for what took its name."""
+
+    async def work(source: Source) -> None:
+        await in_sync_once(source)
+        await out_of_sync(source)
+        source.ends.discovery.led = {}
+        await look(source, {})
+        assert produced(source.produce()) == 0, "an answer that took its time"
+        await look_on(source, {})
+        make_anew(source)
+        first = source.produce()
+        await asyncio.sleep(1.0)
+        assert produced(first) is None
+        await found_anew(source)
+        await held_from_first(source)
+        assert produced(first) == 0
+
+    on_source(work)
+
+
 @pytest.mark.parametrize("was", ["Out-Of-Sync", "In-Sync"])
 def test_what_was_acked_before_anybody_saw_that_it_is_another_topic_is_not_held_from_the_first(was: str) -> None:
     """Its acks went as those of the one before: alone, or by what the other side had of that one."""

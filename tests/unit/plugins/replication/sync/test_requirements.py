@@ -114,6 +114,8 @@ def test_what_follows_from_the_control_log_alone_is_looked_up_once() -> None:
     found = requirements(ALL, b=IN)
     assert found.needed(PLACE, False) is not found.needed(PLACE, False), "leases of before may run"
     found._expiring.unsure = False
+    assert found.needed(PLACE, False) is not found.needed(PLACE, False), "looks to come say which topic is meant"
+    found._links.new._applied = (1, 1)
     known = found.needed(PLACE, False)
     assert (known, found.needed(PLACE, False)) == ((Quorum(1, (B,)),), known)
     found._links.record = lambda link_name, place: None  # type: ignore[method-assign]
