@@ -64,6 +64,8 @@ class SyncConfirmer(Confirmer, Part):
         """(leader epoch, offset): what a link's follower has confirmed."""
         self._stable: dict[LinkPartition, tuple[int, int]] = {}
         """The same of transactions that have ended there."""
+        self._leased_until = float("inf")
+        """What this proxy's lease was at the last look (monotonic seconds)."""
         self._known_ids: dict[str, bytes] = {}
         """By topic: the id of the one that this was confirmed of."""
         self.drain: Callable[[Sequence[TopicPartition]], Awaitable[None]] = not_joined
@@ -269,7 +271,9 @@ class SyncConfirmer(Confirmer, Part):
         if self.links.expiring.expire(now):
             self._lookup = None
             self.control_changed(self._context.control.state)
-        if now >= self._context.lease_deadline:
+        # As of the last look, too: one that was lost since then may have been had again.
+        leased_until, self._leased_until = self._leased_until, self._context.lease_deadline
+        if now >= min(leased_until, self._leased_until):
             self._new.forget()
             self.requirements.changed()
         elif self._new.look(*self._pushed.topics()):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.fake_cluster import simulated_now
 from support.pushing import KEY, PLACE, TOPIC, Source, Stream, on_source, produced
 from support.replicas import LINK
 
@@ -255,6 +256,30 @@ def test_a_pair_that_is_attached_again_and_a_lost_lease_begin_anew() -> None:
         source.context.lease_deadline = 0.0
         await asyncio.sleep(0.5)
         assert not source.sync.links.waits_for_record(PLACE), "another process may have acked it"
+
+    on_source(work)
+
+
+def test_a_lease_that_was_lost_while_this_proxy_recorded_something_begins_anew_too() -> None:
+    """The control log took no records so long: no look came while it had no lease."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        assert source.sync.links.waits_for_record(PLACE)
+        source.context.lease_deadline = simulated_now() + 3.0
+        append, answers = source.control.append, asyncio.Event()
+
+        async def late(body: Any) -> Any:
+            await answers.wait()
+            return await append(body)
+
+        source.control.append = late  # type: ignore[method-assign]
+        await found(source)
+        await asyncio.sleep(5.0)
+        source.context.lease_deadline = simulated_now() + 3.0
+        answers.set()
+        await asyncio.sleep(0.5)
+        assert not source.sync.links.waits_for_record((TOPIC, 1)), "another process may have acked it"
 
     on_source(work)
 
