@@ -198,7 +198,9 @@ class SyncPartitions:
         for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
             place = topic.name, index
             record = self._links.own_record(link_name, place)
-            if record.from_first if record is not None else self._links.new.is_new(link_name, place):
+            if record is None and self._links.new.is_new(link_name, place):
+                return True
+            if record is not None and record.from_first and self._has_first_leader(place):
                 return True
             if self._unleased and LinkPartition(link_name, *place) in self._unleased:
                 return True
@@ -222,7 +224,13 @@ class SyncPartitions:
         state, topic_id = self._context.control.state, self._pushed.topic_id(key.topic)
         asks = (ResourceType.TOPIC, key.topic) if group is None else (ResourceType.CONSUMER_GROUP, group)
         demands = state.lookup.demands(*asks)
-        return recorded_sync(state, key, topic_id, demands, self.in_sync, self._why_not, self._links.new.is_new)
+        told = self.in_sync, self._why_not, self._links.new.is_new, self._has_first_leader
+        return recorded_sync(state, key, topic_id, demands, *told)
+
+    def _has_first_leader(self, place: TopicPartition) -> bool:
+        """Whether a partition has had no other leader, as far as is known: that one's proxy held acks from the first
+        on, or the partition is not new."""
+        return self._pushed.leader_epoch(place) <= 0
 
     # ---- what is late ----
 

@@ -107,12 +107,14 @@ def recorded_sync(
     in_sync: Callable[[LinkPartition], bool],
     why_not: Callable[[LinkPartition], str | None],
     is_new: Callable[[str, TopicPartition], bool],
+    has_first_leader: Callable[[TopicPartition], bool],
 ) -> SyncStatus:
     """What an ack for a partition means, as the control log of the source has it.
 
     ``demands``: of its topic, or, in the offsets topic, of the group that is asked about. ``in_sync``: whether the
     follower has been seen to have all that was acked before acks were held. ``why_not``: why that failed when it was
     tried last. ``is_new``: whether one without a record is held from its first record on, by link and partition.
+    ``has_first_leader``: whether nobody led it before: what the first leader recorded late, the next one did not know.
     """
     record = None
     if topic_id is not None:
@@ -122,11 +124,11 @@ def recorded_sync(
         return SyncStatus(state="In-Sync", since_offset=0, from_first=True, any_of=any_of)
     if record is None:
         return SyncStatus(state="Syncing", message=why_not(key), any_of=any_of)
-    if record.state is SyncState.IN_SYNC and record.from_first:
+    if record.state is SyncState.IN_SYNC and record.from_first and has_first_leader(key.place):
         return SyncStatus(state="In-Sync", since_offset=0, since_ms=record.since_ms, from_first=True, any_of=any_of)
     if record.state is SyncState.IN_SYNC and not in_sync(key):
         return SyncStatus(
-            state="Out-Of-Sync" if record.reached else "Syncing",
+            state="Out-Of-Sync" if record.reached or record.from_first else "Syncing",
             since_ms=record.since_ms,
             reason=ReasonCode.NOT_LEVEL_YET,
             message="acks are held until the follower is level",

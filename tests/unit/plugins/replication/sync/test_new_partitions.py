@@ -589,6 +589,36 @@ def test_what_another_proxy_records_of_a_topic_that_this_one_has_not_seen_yet_co
     on_source(work)
 
 
+def test_what_the_first_leader_records_late_does_not_say_that_the_next_one_held_all() -> None:
+    """The broker that led it died, and so the record took its time: the next leader acked alone, and status said
+    In-Sync of that."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        topics = dict(await source.cluster.topics())
+        (info,) = topics[TOPIC].partitions
+        source.ends.discovery.led = {KEY: None}
+        source.ends.discovery.leader_epochs, source.stream.leader_epoch = {PLACE: 1}, 1
+        source.stream.close = False
+        await look(source, {TOPIC: topics[TOPIC]._replace(partitions=(info._replace(leader_epoch=1),))})
+        await asyncio.sleep(5.0)
+        assert produced(source.produce()) == 0
+        assert status(source) == ("Syncing", False)
+        link_id, topic_id = source.control.state.links[LINK].link_id, str(uuid.UUID(bytes=source.stream.topic_id))
+        entry = PartitionSync(TOPIC, topic_id, 0, 0)
+        source.control.apply(RecordSync(LINK, link_id, SyncState.IN_SYNC, (entry,), from_first=True))
+        assert status(source) == ("Out-Of-Sync", False)
+        assert not source.sync.partitions.holds_from_first(LINK, topics[TOPIC])
+        pushed(source)
+        await asyncio.sleep(1.0)
+        assert status(source) == ("Out-Of-Sync", False)
+        source.confirm()
+        await source.until("In-Sync", source.in_sync)
+        assert status(source) == ("In-Sync", False)
+
+    on_source(work)
+
+
 def test_names_of_topics_that_are_no_more_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus_plugins.replication.sync.new_partitions.NAMES_MAX", 10)
 
