@@ -201,13 +201,15 @@ class LinkStatuses:
         """Whether a pair of a synchronous link is In-Sync but for the partitions of it that this proxy has.
 
         Where it is led, acks of topics to come have to wait for the other side (``holds_to_come``, by link and
-        prefix); below the control log's level that knows of those, it goes by the topics that there are. Where it
-        follows and this proxy has none, other proxies have all, and all was In-Sync: what became of that since, they
-        show. Where there is no topic, the source says so of those to come.
+        prefix); below the control log's level that knows of those, it goes by the topics that there are. What has no
+        leader now is no proxy's, and counts for all. Where it follows and this proxy has none, other proxies have all,
+        and all was In-Sync: what became of that since, they show. Where there is no topic, the source says so of those
+        to come.
         """
         if mapping.role is Role.LEADER:
             goes_by_topics = has_some and self._context.control.state.level < FROM_FIRST
-            return goes_by_topics or holds_to_come(link.name, mapping.local_prefix)
+            holds = goes_by_topics or holds_to_come(link.name, mapping.local_prefix)
+            return holds and self._sync_partitions.holds_leaderless(link.name, mapping)
         if has_some:
             return True
         topics = self._follower_topics

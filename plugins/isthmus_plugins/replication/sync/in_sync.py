@@ -17,7 +17,7 @@ from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, Reason, ResourceType, Role, SyncState
+from isthmus_control.model import Link, NamespaceMapping, Reason, ResourceType, Role, SyncState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import SyncStatus
@@ -209,6 +209,11 @@ class SyncPartitions:
     def holds_to_come(self, link_name: str, prefix: str) -> bool:
         """Whether acks of whatever comes in a led namespace wait, or whoever attaches it waits until they do."""
         return self._links.new.is_taken_up(link_name, prefix)
+
+    def holds_leaderless(self, link_name: str, mapping: NamespaceMapping) -> bool:
+        """Whether partitions of a led namespace that have no leader now, so that no proxy pushes them, are In-Sync."""
+        leaderless = (place for place in self._pushed.leaderless() if mapping.holds(place[0]))
+        return all(self.sync_of(LinkPartition(link_name, *place)).state == SyncState.IN_SYNC for place in leaderless)
 
     def is_ready(self, link_name: str, prefix: str) -> bool:
         """Whether acks of whatever comes in a led namespace wait for a link from the first record on."""

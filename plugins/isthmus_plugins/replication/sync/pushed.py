@@ -44,6 +44,10 @@ class PushedPartitions:
             return False
         return discovery.leads_since.get(place, since) <= since
 
+    def leaderless(self) -> list[TopicPartition]:
+        """Partitions of led topics that have no leader now."""
+        return [place for place, leader in self._leader_end.discovery.leaders.items() if leader < 0]
+
     def tell_again(self) -> None:
         """Other partitions are new than before: the other sides are told with the next look."""
         self._leader_end.discovery.unsettle()

@@ -261,17 +261,46 @@ def test_groups_are_in_sync_where_the_first_commit_of_any_group_waits() -> None:
 
         await two.until("In-Sync", lambda: said() == ("In-Sync", None), 20)
         assert [each.group for each in two.a.status().groups] == [known]
-        state, free = two.controls["A"].state, LinkPartition("a-to-b", OFFSETS_TOPIC, 1)
-        record = state.sync_records["a-to-b"][free.place]
-        entry = PartitionSync(free.topic, record.topic_id, free.partition, 0)
-        late = Reason(ReasonCode.TIMEOUT_ERROR, "late")
-        link_id = state.links["a-to-b"].link_id
-        two.controls["A"].apply(RecordSync("a-to-b", link_id, SyncState.OUT_OF_SYNC, (entry,), late))
+        out_of_sync(two, LinkPartition("a-to-b", OFFSETS_TOPIC, 1))
         assert {each.sync.state for each in two.a.status().groups if each.sync} == {"In-Sync"}
         assert said() == ("Out-Of-Sync", ReasonCode.TIMEOUT_ERROR)
         await two.until("In-Sync", lambda: said() == ("In-Sync", None), 20)
 
     on_two(work, 60)
+
+
+def test_a_partition_without_a_leader_is_no_proxys_and_counts_for_all() -> None:
+    """Acks of it may go alone from when it has one again, and that a look finds later."""
+
+    async def work(two: Two) -> None:
+        two.a.context.fronted_brokers = frozenset({1})
+        await attached(two)
+        await made(two, "l-t", b"x")
+        await made(two, "l-other", b"x")
+        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+        partition = two.clusters["A"].partition("l-t")
+        leader, partition.leader = partition.leader, -1
+        await two.until("it is nobody's", lambda: len(two.a.status().partitions) == 1)
+        out_of_sync(two, LinkPartition("a-to-b", "l-t", 0))
+        status = two.a.status()
+        assert [each.topic for each in status.partitions] == ["l-other"]
+        assert (status.state, status.mappings[0].state) == ("Syncing", "Syncing")
+        partition.leader = leader
+        await two.until("Out-Of-Sync", lambda: two.a.status().state == "Out-Of-Sync")
+        await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+
+    on_two(work, 60)
+
+
+def out_of_sync(two: Two, key: LinkPartition) -> None:
+    """A proxy of A records a partition Out-Of-Sync."""
+    state = two.controls["A"].state
+    entry = PartitionSync(key.topic, state.sync_records[key.link][key.place].topic_id, key.partition, 0)
+    late = Reason(ReasonCode.TIMEOUT_ERROR, "late")
+    link_id = state.links[key.link].link_id
+    two.controls["A"].apply(RecordSync(key.link, link_id, SyncState.OUT_OF_SYNC, (entry,), late))
 
 
 def test_a_synchronous_link_that_has_groups_left_remains_in_sync() -> None:
