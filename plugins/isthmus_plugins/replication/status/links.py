@@ -202,14 +202,14 @@ class LinkStatuses:
 
         Where it is led, acks of topics to come have to wait for the other side (``holds_to_come``, by link and
         prefix); below the control log's level that knows of those, it goes by the topics that there are. What has no
-        leader now is no proxy's, and counts for all. Where it follows and this proxy has none, other proxies have all,
-        and all was In-Sync: what became of that since, they show. Where there is no topic, the source says so of those
-        to come.
+        leader now, or has just got another one, may be no proxy's, and counts for all. Where it follows and this proxy
+        has none, other proxies have all, and all was In-Sync: what became of that since, they show. Where there is no
+        topic, the source says so of those to come.
         """
         if mapping.role is Role.LEADER:
             goes_by_topics = has_some and self._context.control.state.level < FROM_FIRST
             holds = goes_by_topics or holds_to_come(link.name, mapping.local_prefix)
-            return holds and self._sync_partitions.holds_leaderless(link.name, mapping)
+            return holds and self._sync_partitions.is_in_sync_between_leaders(link.name, mapping)
         if has_some:
             return True
         topics = self._follower_topics

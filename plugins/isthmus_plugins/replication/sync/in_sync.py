@@ -210,10 +210,11 @@ class SyncPartitions:
         """Whether acks of whatever comes in a led namespace wait, or whoever attaches it waits until they do."""
         return self._links.new.is_taken_up(link_name, prefix)
 
-    def holds_leaderless(self, link_name: str, mapping: NamespaceMapping) -> bool:
-        """Whether partitions of a led namespace that have no leader now, so that no proxy pushes them, are In-Sync."""
-        leaderless = (place for place in self._pushed.leaderless() if mapping.holds(place[0]))
-        return all(self.sync_of(LinkPartition(link_name, *place)).state == SyncState.IN_SYNC for place in leaderless)
+    def is_in_sync_between_leaders(self, link_name: str, mapping: NamespaceMapping) -> bool:
+        """Whether partitions of a led namespace that may be no proxy's to show are In-Sync."""
+        places = self._pushed.between_leaders(self._clock.monotonic())
+        keys = (LinkPartition(link_name, *place) for place in places if mapping.holds(place[0]))
+        return all(self.sync_of(key).state == "In-Sync" for key in keys)
 
     def is_ready(self, link_name: str, prefix: str) -> bool:
         """Whether acks of whatever comes in a led namespace wait for a link from the first record on."""

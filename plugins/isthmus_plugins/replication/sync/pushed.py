@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from isthmus_plugins.cluster import TopicInfo, TopicPartition
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+TAKEN_OVER_S: Final = 2.0
+"""By then the proxy of the new leader has found what it is to push."""
 
 
 class PushedPartitions:
@@ -44,9 +48,16 @@ class PushedPartitions:
             return False
         return discovery.leads_since.get(place, since) <= since
 
-    def leaderless(self) -> list[TopicPartition]:
-        """Partitions of led topics that have no leader now."""
-        return [place for place, leader in self._leader_end.discovery.leaders.items() if leader < 0]
+    def between_leaders(self, now: float) -> list[TopicPartition]:
+        """Partitions of led topics that may be no proxy's to push, as far as proxies know: they have no leader, or have
+        another one since just now. ``now``: monotonic seconds."""
+        discovery = self._leader_end.discovery
+        since = discovery.leads_since
+        return [
+            place
+            for place, leader in discovery.leaders.items()
+            if leader < 0 or (place in since and now - since[place] < TAKEN_OVER_S)
+        ]
 
     def tell_again(self) -> None:
         """Other partitions are new than before: the other sides are told with the next look."""

@@ -294,6 +294,28 @@ def test_a_partition_without_a_leader_is_no_proxys_and_counts_for_all() -> None:
     on_two(work, 60)
 
 
+def test_a_partition_that_has_just_got_another_leader_counts_for_all() -> None:
+    """The proxy that pushed it shows it no more, and the one that is to may not have found it."""
+
+    async def work(two: Two) -> None:
+        two.a.context.fronted_brokers = frozenset({1})
+        await attached(two)
+        await made(two, "l-t", b"x")
+        await made(two, "l-other", b"x")
+        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+        await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+        out_of_sync(two, LinkPartition("a-to-b", "l-t", 0))
+        two.clusters["A"].partition("l-t").move(2)
+        await two.until("it is not shown here", lambda: len(two.a.status().partitions) == 1)
+        for _ in range(10):
+            assert two.a.status().state == "Syncing"
+            await asyncio.sleep(0.1)
+        await two.until("the other proxy shows it", lambda: two.a.status().state == "In-Sync", 2)
+
+    on_two(work, 60)
+
+
 def out_of_sync(two: Two, key: LinkPartition) -> None:
     """A proxy of A records a partition Out-Of-Sync."""
     state = two.controls["A"].state
