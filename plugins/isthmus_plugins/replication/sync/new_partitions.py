@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import FROM_FIRST
-from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
+from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState, contains
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -190,7 +190,7 @@ class NewPartitions:
         """
         if self.is_ready(link_name, prefix):
             return True
-        if any(name.startswith(prefix) for name in self._topics):
+        if any(contains(ResourceType.TOPIC, prefix, name) for name in self._topics):
             return False
         pair = self._held.get((link_name, prefix))
         if pair is not None and self._context.clock.monotonic() >= pair.begun_at + ATTACHING_S:
