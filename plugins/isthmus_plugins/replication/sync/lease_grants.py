@@ -119,6 +119,11 @@ class LeaseGrants:
             if progress is None or now >= self._context.lease_deadline or self._states.is_late(key, now):
                 return None
             progress.granted_at = now
+            # Not In-Sync yet, so none of them can be counted on to stay: what acks wait for now is promised.
+            confirm = self._quorums.confirm(key.topic)
+            chosen = tuple(each for each in self._links.holding(key.place) if each.link in confirm.links)
+            counted = Quorum(min(confirm.count, len(chosen)), chosen) if key in chosen else Quorum(1, (key,))
+            self._quorums.promise(key.place, {"": counted}, now + LEASE_S + LEASE_MARGIN_S, now)
         return _said(status)
 
     def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Mapping[str, AckTerms] | None:

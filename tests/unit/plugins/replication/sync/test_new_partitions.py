@@ -13,9 +13,14 @@ from support.pushing import KEY, PLACE, TOPIC, Source, Stream, on_source, produc
 from support.replicas import LINK
 
 from isthmus_control.commands import AttachNamespace, DetachNamespace, PartitionSync, RecordSync
+from isthmus_control.demands import Confirm, Demands
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import Quorum
 
 TIMEOUT_S = 10.0
@@ -98,6 +103,44 @@ def test_the_other_side_is_told_that_a_topic_is_new_until_it_has_leases() -> Non
         assert source.sync.partitions.holds_from_first(LINK, info)
         assert await source.lease()
         await source.until("it is told no more", lambda: not source.sync.partitions.holds_from_first(LINK, info))
+
+    on_source(work)
+
+
+def test_that_a_topic_is_in_sync_from_its_first_record_is_a_promise() -> None:
+    """A namespace that asks for one of two links from then on: acks went with the other one, for as long as the
+    target of this one said In-Sync."""
+
+    async def work(source: Source) -> None:
+        await empty(source)
+        await found(source)
+        pushed(source)
+
+        async def never(offset: int) -> None:
+            await asyncio.Event().wait()
+
+        source.control.enforced = never  # type: ignore[method-assign]
+        source.produce()
+        await asyncio.sleep(4.0)  # until then what the process before may have promised counts
+        asked = calls.SyncLease((source.stream.stream_id,))
+        said = await source.sync.grants.on_sync_lease(source.connection, asked)
+        assert said.states[source.stream.stream_id].from_first
+
+        record, other = source.recorded(), LinkPartition("other", *PLACE)
+        assert record is not None
+        any_of = Demands(confirm=Confirm(1, (LINK, other.link)))
+        source.sync._quorums.demands = lambda topic, scope=None: any_of  # type: ignore[method-assign]
+        source.sync.links.records = lambda place: {LINK: record, other.link: record}  # type: ignore[method-assign]
+        source.sync.requirements.changed()
+
+        def needed() -> set[Quorum]:
+            source.sync.partitions.progress[other] = Progress(float("-inf"), 0)  # known for long
+            return set(source.sync.requirements.needed(PLACE, False))
+
+        one_of_two = Quorum(1, (KEY, other))
+        assert needed() == {one_of_two, Quorum(1, (KEY,))}
+        await asyncio.sleep(LEASE_S + LEASE_MARGIN_S)
+        assert needed() == {one_of_two}
 
     on_source(work)
 
