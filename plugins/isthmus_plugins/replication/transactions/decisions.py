@@ -156,12 +156,18 @@ class Decisions(Part):
         return True
 
     def _all_in_sync(self) -> bool:
-        """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
-        places = {key.place for key in self._pushed()}
+        """Whether the other sides have all that was in any partition when this proxy had read the log: in its own, and
+        in those of other proxies as they are recorded."""
+        pushed = self._pushed()
+        places = {key.place for key in pushed}
+        for link_name, records in self._context.control.state.sync_records.items():
+            places |= {place for place in records if self._links.own_record(link_name, place) is not None}
+
+        def has_all(key: LinkPartition) -> bool:
+            return self._partitions.in_sync(key) if key in pushed else key in self._links.holding(key.place)
+
         return not any(map(self._groups_of.may_lead, places)) and all(
-            quorum.holds(self._partitions.in_sync)
-            for place in places
-            for quorum in self._requirements.commit_needed(place)
+            quorum.holds(has_all) for place in places for quorum in self._requirements.commit_needed(place)
         )
 
     def _pushed(self) -> set[LinkPartition]:

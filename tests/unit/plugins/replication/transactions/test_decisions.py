@@ -473,6 +473,23 @@ def test_what_was_decided_before_the_start_goes_to_what_is_out_of_sync_behind_wh
     on_source(work)
 
 
+def test_a_commit_whose_decision_the_log_has_no_more_waits_for_what_other_proxies_push() -> None:
+    """It may list any of that: with its own partitions In-Sync, or none, this proxy had it acked."""
+
+    async def work(source: Source) -> None:
+        source.cluster.add_topic("local-u")
+        record(source, TransactionState.COMPLETE_COMMIT)  # what was before that is compacted away
+        await source.synchronous()
+        recorded_as(source, SyncState.OUT_OF_SYNC, "local-u")
+        answer = end_txn(source)
+        await asyncio.sleep(1.0)
+        assert ended(answer) is None
+        recorded_as(source, SyncState.IN_SYNC, "local-u")
+        await source.until("it is answered", lambda: ended(answer) == 0, 1.0)
+
+    on_source(work)
+
+
 def test_where_a_commit_does_not_wait_for_what_is_out_of_sync_its_decision_leaves_that_out() -> None:
     """As long as the other side lacks what was aborted there."""
 
