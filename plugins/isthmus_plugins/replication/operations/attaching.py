@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -64,9 +64,10 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.rings import Rings
 from isthmus_plugins.replication.status.left_out import LeftOutNames
-from isthmus_plugins.replication.sync.new_partitions import ATTACHING_S
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
+TAKEN_UP_S: Final = 5.0
+"""A second is usual; proxies that were killed, and whose leases are waited for, are not waited for longer."""
 CUT_CHARS: Final = 12
 """Of what an operator types to have topics cut."""
 OPEN_S: Final = 3.0
@@ -90,8 +91,10 @@ class Attaching:
         own_transactions: OwnTransactions,
         rings: Rings,
         is_ready: Callable[[str, str], bool],
+        attaching: Callable[[str, str], AbstractContextManager[None]],
     ) -> None:
-        """``is_ready``: whether acks of what comes in a led namespace wait for a synchronous link, by its prefix."""
+        """``is_ready``: whether acks of what comes in a led namespace wait for a synchronous link, by its prefix.
+        ``attaching``: whoever asks for one is waiting until they do."""
         self._context = context
         self._commands = commands
         self._leader_end = leader_end
@@ -104,6 +107,7 @@ class Attaching:
         self._own_transactions = own_transactions
         self._rings = rings
         self._is_ready = is_ready
+        self._attaching = attaching
         self._shared_logs = SharedLogs(context)
         self._offered = Counter[tuple[str, str]]()
         """Namespaces of topics that are being attached to be led here, with their links."""
@@ -288,13 +292,17 @@ class Attaching:
             raise
 
     async def _attach_here(self, body: AttachNamespace) -> None:
+        if body.role is Role.LEADER and body.type is ResourceType.TOPIC:
+            with self._attaching(body.link, body.local_prefix):
+                await self._commands.append(body)
+                self._leader_end.wake()
+                await self._taken_up(body.link, body.local_prefix)
+            return
         await self._commands.append(body)
         if body.role is Role.FOLLOWER:  # no client writes it any more, on any proxy, before the first record comes
             await self._commands.enforced()
             await self.verification_as_agreed("attached")
         self._leader_end.wake()
-        if body.role is Role.LEADER and body.type is ResourceType.TOPIC:
-            await self._taken_up(body.link, body.local_prefix)
 
     async def _taken_up(self, link_name: str, prefix: str) -> None:
         """Wait until this end knows what it leads now, as long as that takes when all is well.
@@ -305,7 +313,7 @@ class Attaching:
         link = state.links.get(link_name)
         holds = link is not None and link.mode is LinkMode.SYNCHRONOUS and state.level >= FROM_FIRST
         with suppress(TimeoutError):
-            async with asyncio.timeout(ATTACHING_S):  # no longer for proxies that were killed, whose leases run on
+            async with asyncio.timeout(TAKEN_UP_S):
                 await self._leader_end.discovery.look_again()
                 while holds and not self._is_ready(link_name, prefix):
                     await self._leader_end.discovery.look_again()

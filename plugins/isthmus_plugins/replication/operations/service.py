@@ -122,6 +122,7 @@ class LinkService(Part):
             own_transactions,
             self._rings,
             sync_partitions.is_ready,
+            sync_partitions.attaching,
         )
         self._recovering = Recovering(context, commands, self.attaching)
         self.offsets_topics = OffsetsTopics(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
@@ -207,8 +208,12 @@ class SyncPartitions:
         return False
 
     def holds_to_come(self, link_name: str, prefix: str) -> bool:
-        """Whether acks of whatever comes in a led namespace wait, or whoever attaches it waits until they do."""
+        """Whether acks of whatever comes in a led namespace wait, or who has it attached here waits until they do."""
         return self._links.new.is_taken_up(link_name, prefix)
+
+    def attaching(self, link_name: str, prefix: str) -> AbstractContextManager[None]:
+        """Note that this process attaches a namespace, to be led, as long as who asked for that waits."""
+        return self._links.new.attaching(link_name, prefix)
 
     def is_in_sync_between_leaders(self, link_name: str, mapping: NamespaceMapping) -> bool:
         """Whether partitions of a led namespace that may be no proxy's to show are In-Sync."""

@@ -13,7 +13,9 @@ new where this process let none go in that time.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -29,8 +31,6 @@ NAMES_MAX: Final = 10_000
 """So many more names are known than twice those of topics that there are, before what was deleted is forgotten."""
 STEPS_OF_A_LOOK: Final = 3
 """A topic that a look shows, and the one before did not, came to be no earlier: that one had begun by then."""
-ATTACHING_S: Final = 5.0
-"""How long who attaches a namespace waits until acks of topics that come in it are held, and status does with it."""
 UNRECORDED = LinkPartition("", "", -1)
 """Stands for the record that acks of a new partition wait for, or for all proxies to know it. Nobody confirms it."""
 
@@ -57,8 +57,6 @@ class _Held:
 
     since: int
     """Where in the control log that was said."""
-    begun_at: float
-    """When this process began to look at it, by the monotonic clock."""
     asked: bool = False
     """Whether other proxies are waited for, or were."""
     enforced_at: int | None = None
@@ -91,6 +89,8 @@ class NewPartitions:
         """By name, also of topics that were deleted."""
         self._acked: dict[TopicPartition, int] = {}
         """When an ack of a partition may have gone last, in looks that were taken in."""
+        self._attaching = Counter[tuple[str, str]]()
+        """Namespaces that this process attaches, by link and prefix."""
         self._applied = (-1, -1)
         """What of the control log was applied at the look before the last one, and at that."""
 
@@ -127,7 +127,7 @@ class NewPartitions:
         for key, (link, mapping, since) in _held(self._context.control.state):
             pair = self._held.get(key)
             if pair is None:
-                pair = self._held[key] = _Held(since, self._context.clock.monotonic())
+                pair = self._held[key] = _Held(since)
                 self._pairs.clear()
             if not pair.asked:
                 pair.asked = True
@@ -183,6 +183,15 @@ class NewPartitions:
         pair = self._held.get((link_name, prefix))
         return pair is not None and pair.before is not None
 
+    @contextmanager
+    def attaching(self, link_name: str, prefix: str) -> Iterator[None]:
+        """This process attaches a namespace, to be led: who asked for that waits until it is ready."""
+        self._attaching[link_name, prefix] += 1
+        try:
+            yield
+        finally:
+            self._attaching[link_name, prefix] -= 1
+
     def is_taken_up(self, link_name: str, prefix: str) -> bool:
         """The same, or the namespace joins a link that is ready for what comes in others: who attaches it waits.
 
@@ -190,10 +199,9 @@ class NewPartitions:
         """
         if self.is_ready(link_name, prefix):
             return True
-        if any(contains(ResourceType.TOPIC, prefix, name) for name in self._topics):
+        if not self._attaching[link_name, prefix]:
             return False
-        pair = self._held.get((link_name, prefix))
-        if pair is not None and self._context.clock.monotonic() >= pair.begun_at + ATTACHING_S:
+        if any(contains(ResourceType.TOPIC, prefix, name) for name in self._topics):
             return False
         return any(name == link_name and each.before is not None for (name, _), each in self._held.items())
 

@@ -194,6 +194,34 @@ def test_it_remains_in_sync_while_a_namespace_is_attached() -> None:
     on_two(work)
 
 
+def test_a_proxy_that_nobody_waits_for_says_in_sync_once_it_holds_acks_itself() -> None:
+    """Whoever attaches the namespace waits for the proxy that was asked, and no longer than that lives."""
+
+    async def work(two: Two) -> None:
+        two.a.context.fronted_brokers = frozenset({1})
+        other = Proxy(two.clusters["A"], two.controls["A"], "a2", frozenset({2}))
+        await other.start()
+        try:
+            await attached(two)
+            await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+            await two.until("In-Sync", lambda: {each.status().state for each in (two.a, other)} == {"In-Sync"})
+            more = links.Attach(local="more-", remote="more-", role="leader")
+            is_ready, said = other.plugin.parts.sync.partitions.is_ready, set[str]()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(two.a.links.attach("a-to-b", more))
+                while not is_ready("a-to-b", "more-"):
+                    assert two.a.status().state == "In-Sync"
+                    if len(other.status().mappings) == 2:
+                        said.add(str(other.status().state))
+                    await asyncio.sleep(0.01)
+            assert said == {"Syncing"}
+            assert other.status().state == "In-Sync"
+        finally:
+            await other.stop()
+
+    on_two(work, 60)
+
+
 @pytest.mark.parametrize("has_topics", [True, False], ids=["with topics", "empty"])
 def test_a_namespace_is_in_sync_no_sooner_than_acks_of_what_is_in_it_wait(has_topics: bool) -> None:
     """Other namespaces of the link are, and who attaches it may be gone: with its topics it was In-Sync until a look
