@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import FollowerTopic, Link, LinkMode, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.links import (
     ClientMoveStatus,
     DrillStatus,
@@ -131,8 +132,9 @@ class LinkStatuses:
         note_proofs(state_here, self._background_verification, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         # A namespace that is attached to a link that is In-Sync leaves it so: of that alone it is not In-Sync yet.
-        of_link = partial(self._all_else_is_in_sync, link, self._sync_partitions.holds_to_come)
-        of_mapping = partial(self._all_else_is_in_sync, link, self._sync_partitions.is_ready)
+        of_pair = partial(self._all_else_is_in_sync, link, self._sync_partitions.unshown(link.name))
+        of_link = partial(of_pair, self._sync_partitions.holds_to_come)
+        of_mapping = partial(of_pair, self._sync_partitions.is_ready)
         commits = partial(self._group_statuses.commits, link)
         state, hindered = link_state(link, connected, partitions, of_link), self._hindered()
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)
@@ -196,20 +198,25 @@ class LinkStatuses:
         )
 
     def _all_else_is_in_sync(
-        self, link: Link, holds_to_come: Callable[[str, str], bool], mapping: NamespaceMapping, has_some: bool
+        self,
+        link: Link,
+        unshown: Sequence[TopicPartition],
+        holds_to_come: Callable[[str, str], bool],
+        mapping: NamespaceMapping,
+        has_some: bool,
     ) -> bool:
         """Whether a pair of a synchronous link is In-Sync but for the partitions of it that this proxy has.
 
         Where it is led, acks of topics to come have to wait for the other side (``holds_to_come``, by link and
         prefix); below the control log's level that knows of those, it goes by the topics that there are. What has no
-        leader now, or has just got another one, may be no proxy's, and counts for all. Where it follows and this proxy
-        has none, other proxies have all, and all was In-Sync: what became of that since, they show. Where there is no
-        topic, the source says so of those to come.
+        leader now, or has just got another one, may be no proxy's, and counts for all (``unshown``). Where it follows
+        and this proxy has none, other proxies have all, and all was In-Sync: what became of that since, they show.
+        Where there is no topic, the source says so of those to come.
         """
         if mapping.role is Role.LEADER:
             goes_by_topics = has_some and self._context.control.state.level < FROM_FIRST
             holds = goes_by_topics or holds_to_come(link.name, mapping.local_prefix)
-            return holds and self._sync_partitions.is_in_sync_between_leaders(link.name, mapping)
+            return holds and not any(mapping.holds(topic) for topic, _ in unshown)
         if has_some:
             return True
         topics = self._follower_topics

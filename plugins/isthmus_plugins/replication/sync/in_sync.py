@@ -18,7 +18,7 @@ from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, NamespaceMapping, Reason, ResourceType, Role, SyncState
+from isthmus_control.model import Link, Reason, ResourceType, Role, SyncState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import SyncStatus
@@ -215,11 +215,12 @@ class SyncPartitions:
         """Note that this process attaches a namespace, to be led, as long as who asked for that waits."""
         return self._links.new.attaching(link_name, prefix)
 
-    def is_in_sync_between_leaders(self, link_name: str, mapping: NamespaceMapping) -> bool:
-        """Whether partitions of a led namespace that may be no proxy's to show are In-Sync."""
-        places = self._pushed.between_leaders(self._clock.monotonic())
-        keys = (LinkPartition(link_name, *place) for place in places if mapping.holds(place[0]))
-        return all(self.sync_of(key).state == "In-Sync" for key in keys)
+    def unshown(self, link_name: str) -> list[TopicPartition]:
+        """Partitions that a link leads which are not In-Sync, and that may be no proxy's to show."""
+        if not self._links.is_synchronous(link_name):
+            return []
+        keys = (LinkPartition(link_name, *place) for place in self._pushed.between_leaders(self._clock.monotonic()))
+        return [key.place for key in keys if self._links.leads(key) and self.sync_of(key).state != "In-Sync"]
 
     def is_ready(self, link_name: str, prefix: str) -> bool:
         """Whether acks of whatever comes in a led namespace wait for a link from the first record on."""
