@@ -165,6 +165,11 @@ class Discovery:
         """The settings of a led topic, if they were read within this time."""
         return self._configs.lately(topic, topic_id, within_s)
 
+    def knows_gone(self, link: Link) -> bool:
+        """Whether the last look had namespaces that a link leads no more: the next one will not."""
+        led = {mapping.local_prefix for mapping in pushed_topics(link)}
+        return any(name == link.name and prefix not in led for name, prefix in self._pairs)
+
     def is_empty(self, key: LinkPartition) -> bool | None:
         """Whether nothing was in a led partition just now; None: that is not known."""
         return self._targets.recent_ends.is_empty(self.topic_ids[key.topic], key.partition)

@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from isthmus_control.directions import pushed_topics
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import FollowerTopic, Link, LinkMode, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
@@ -255,8 +256,9 @@ class LinkStatuses:
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []
         now = self._clock.monotonic()
+        gone = self._leader_end.discovery.knows_gone(link)
         for key, prepared in sorted(self._leader_end.discovery.led.items()):
-            if key.link != link.name:
+            if key.link != link.name or (gone and not any(each.holds(key.topic) for each in pushed_topics(link))):
                 continue
             stream = self._leader_end.stream(key)
             stopped = self._leader_end.stopped.get(key)

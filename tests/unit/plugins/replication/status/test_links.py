@@ -80,6 +80,35 @@ def test_a_link_remains_following_while_a_topic_comes_and_gets_partitions() -> N
     on_two(work)
 
 
+def test_a_link_remains_following_while_a_namespace_is_detached() -> None:
+    """Until the next look its topics were there still, which nobody pushes any more."""
+
+    async def work(two: Two) -> None:
+        await attached(two)
+        await two.a.links.attach("a-to-b", links.Attach(local="more-", remote="more-", role="leader"))
+        await made(two, "l-t", b"x")
+        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+        seen = set[str]()
+        topics_of_a, looked = two.clusters["A"].topics, asyncio.Event()
+
+        async def slow() -> Any:
+            await looked.wait()
+            return await topics_of_a()
+
+        two.clusters["A"].topics = slow  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as tasks:
+            detaching = tasks.create_task(two.a.links.detach("a-to-b", "l-"))
+            for _ in range(100):
+                seen.add(str(two.a.status().state))
+                await asyncio.sleep(0.01)
+            looked.set()
+        await detaching
+        assert seen == {"Following"}
+        assert not two.a.status().partitions
+
+    on_two(work)
+
+
 def test_it_is_catching_up_where_the_topic_was_written_to_meanwhile() -> None:
     async def work(two: Two) -> None:
         await attached(two)
