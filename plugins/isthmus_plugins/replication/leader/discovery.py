@@ -15,7 +15,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
-from isthmus_plugins.replication.leader.target_topics import Begins, HoldsFromFirst, PreparedTopic, TargetTopics
+from isthmus_plugins.replication.leader.target_topics import Begins, HoldsFromFirst, PreparedTopic, TargetTopics, Wanted
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -26,7 +26,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 SETTLED_S: Final = 2.0
-"""How long what was found holds where all of it is pushed, and neither topics nor what it goes by have changed."""
+"""How long what was found holds where neither topics nor what it goes by have changed, nor any stream has ended."""
 NEW_S: Final = 60.0
 """How long a partition is new after it was found: by then the target has it, or why it has not is to be seen."""
 LOOKS_SHARE: Final = 0.05
@@ -59,7 +59,13 @@ class _GoesBy(NamedTuple):
         return other is not None and all(map(is_, self, other))
 
 
-NOT_SETTLED: Final[tuple[_GoesBy | None, float]] = (None, 0.0)
+class _Settled(NamedTuple):
+    """What was found holds, for now."""
+
+    goes_by: _GoesBy
+    until: float
+    """Monotonic seconds."""
+    all_pushed: bool
 
 
 class _Share(NamedTuple):
@@ -89,9 +95,10 @@ class Discovery:
         holds_from_first: HoldsFromFirst,
         begins: Begins,
     ) -> None:
-        """``found`` is called after each look, with the topics of the cluster, none where this proxy leads nothing; it
-        says whether all that is led is pushed. ``prepared`` is called with led partitions of which a target has said
-        something in between. ``begins``: see :class:`TargetTopics`."""
+        """``found`` is called after each whole look, with the topics of the cluster, none where this proxy leads
+        nothing; it says whether all that is led is pushed. ``prepared`` is called in between with led partitions that
+        may be pushed by now: a target has said something of them, or some time has passed. ``begins``: see
+        :class:`TargetTopics`."""
         self._context = context
         self._found = found
         self._prepared = prepared
@@ -110,8 +117,10 @@ class Discovery:
         """Led namespaces as of the last look, by link and prefix."""
         self._new: dict[LinkPartition, float] = {}
         """Partitions that came to be between two looks: when they were found (monotonic seconds)."""
-        self._settled = NOT_SETTLED
-        """With what all that is led is pushed, and until when that need not be looked at."""
+        self._settled: _Settled | None = None
+        """As of the last whole look; None: the next one is to be whole."""
+        self._wanted: dict[str, tuple[Wanted, list[str]]] = {}
+        """By link, as of that look: what its target is asked for, and all led topics."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.topic_ids: dict[str, bytes] = {}
@@ -155,7 +164,7 @@ class Discovery:
 
     def unsettle(self) -> None:
         """Something is not pushed any more: the next look is a whole one, when its time has come."""
-        self._settled = NOT_SETTLED
+        self._settled = None
 
     def configs_of(self, topic: TopicInfo) -> Mapping[str, str] | None:
         """The settings of a led topic as last read; None if they were not."""
@@ -238,23 +247,37 @@ class Discovery:
         topics = await self._context.cluster.topics() if leading else {}
         began = self._context.clock.monotonic()
         if leading:
-            settled_with, until = self._settled
-            if goes_by.is_as(settled_with) and began < until and topics == self.topics:
-                self.looks += 1
-                return 0.0
+            self.looks += 1
+            settled = self._settled
+            if (
+                settled is not None
+                and goes_by.is_as(settled.goes_by)
+                and began < settled.until
+                and topics == self.topics
+            ):
+                if not settled.all_pushed:
+                    self._ask_targets()
+                    self._prepared(self.led)
+                return self._context.clock.monotonic() - began
             self._find(leading, topics)
-            self.topics, self.looks = topics, self.looks + 1
+            self.topics = topics
+            self._settled = _Settled(goes_by, began + SETTLED_S, self._found(topics))
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()
             self.led, self.topic_ids, self._shares, self._pairs = {}, {}, {}, frozenset()
-        all_pushed = self._found(topics) and bool(leading)
-        self._settled = (goes_by, began + SETTLED_S) if all_pushed else NOT_SETTLED
+            self._settled = None
+            self._found(topics)
         return self._context.clock.monotonic() - began
+
+    def _ask_targets(self) -> None:
+        for link_name, (wanted, every) in self._wanted.items():
+            self._targets.prepare(link_name, wanted, every)
 
     def _answered(self, link_name: str, names: Collection[str]) -> None:
         """A target has said something of some topics: streams go by it without another look at all there is."""
         if self._context.clock.monotonic() >= self._context.lease_deadline:
+            self.unsettle()
             return
         state = self._context.control.state
         mappings = [mapping for link, mapping in self._leading() if link.name == link_name]
@@ -319,8 +342,8 @@ class Discovery:
         # Of a topic that several proxies push, one sends the settings: that of its first partition.
         self._targets.sends = sends
         self._configs.watch(pushed)
-        for link_name, names in every.items():
-            self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
+        self._wanted = {link_name: (mine.get(link_name, {}), sorted(names)) for link_name, names in every.items()}
+        self._ask_targets()
         now = self._context.clock.monotonic()
         self._pairs = frozenset((link.name, mapping.local_prefix) for link, mapping in leading)
         self._new = {key: found for key, found in self._new.items() if now - found < NEW_S} | dict.fromkeys(new, now)

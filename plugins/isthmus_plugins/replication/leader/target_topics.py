@@ -158,22 +158,22 @@ class TargetTopics:
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
         told = every, self._holds_from_first(link_name, None)
-        asked: dict[str, object] = {
-            name: (mapping, info.topic_id, len(info.partitions), self._holds_from_first(link_name, info))
-            for name, (mapping, info) in wanted.items()
-        }
         now = self._clock.monotonic()
-        changed = {
-            name
-            for name, (_, info) in wanted.items()
-            if asked[name] != preparing.asked.get(name) or self._others_than(preparing.sent, info) is not None
-        }
-        due = changed | {name for name in wanted if now >= preparing.due_at and not self._is_led(link_name, name)}
+        again = now >= preparing.due_at
+        changed: dict[str, object] = {}
+        left: dict[str, object] = {}
+        for name, (mapping, info) in wanted.items():
+            asked = mapping, info.topic_id, len(info.partitions), self._holds_from_first(link_name, info)
+            if asked != preparing.asked.get(name) or self._others_than(preparing.sent, info) is not None:
+                changed[name] = asked
+            elif again and not self._is_led(link_name, name):
+                left[name] = asked
+        due = changed | left
         if preparing.running:
             preparing.more = preparing.more or bool(changed) or told != preparing.told
         elif due or told != preparing.told:
             preparing.running, preparing.told = True, told
-            preparing.asked |= {name: asked[name] for name in due}
+            preparing.asked |= due
             first = {name: wanted[name] for name in wanted if name in due}
             self._tasks.start(f"prepare-{link_name}", self._prepare_due(link_name, preparing, connections[0], first))
         if preparing.looking or now < preparing.all_due_at:
