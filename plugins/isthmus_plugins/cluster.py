@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
@@ -236,6 +238,12 @@ class PartitionInfo(NamedTuple):
     """The brokers that are to have it, the preferred leader first; some may be away, or not have all of it yet."""
     in_sync: tuple[int, ...] = ()
     """Those of them that have all of it."""
+
+
+@lru_cache(maxsize=2**15)
+def id_as_text(topic_id: bytes) -> str:
+    """The UUID that the 16 bytes of a topic id are: of all topics every few seconds, so it is kept."""
+    return str(uuid.UUID(bytes=topic_id))
 
 
 class TopicInfo(NamedTuple):

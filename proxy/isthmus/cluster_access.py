@@ -144,12 +144,7 @@ class ClusterAccess:
         """All topics, read now."""
         with _ERRORS:
             found = await self._client.refresh()
-        known = self._topics
-        self._topics = {
-            name: (info, before[1] if (before := known.get(name)) and before[0] is info else _topic(info))
-            for name, info in found.items()
-            if info.topic_id is not None
-        }
+        self._topics = {name: (info, self._as_read(info)) for name, info in found.items() if info.topic_id is not None}
         return MappingProxyType({name: topic for name, (_, topic) in self._topics.items()})
 
     def topic_name(self, topic_id: bytes) -> str | None:
@@ -162,7 +157,7 @@ class ClusterAccess:
             info = (await self._client.refresh([name])).get(name)
             if info is None and not self._client.may_describe(name):
                 raise KafkaError(TOPIC_AUTHORIZATION_FAILED, name)
-        return None if info is None or info.topic_id is None else _topic(info)
+        return None if info is None or info.topic_id is None else self._as_read(info)
 
     async def topics_named(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
         """Those of some topics that there are, read now."""
@@ -170,7 +165,12 @@ class ClusterAccess:
             return {}
         with _ERRORS:
             found = await self._client.refresh(names)
-        return {name: _topic(info) for name, info in found.items() if info.topic_id is not None}
+        return {name: self._as_read(info) for name, info in found.items() if info.topic_id is not None}
+
+    def _as_read(self, info: results.TopicInfo) -> TopicInfo:
+        """A topic for plugins: the same object as long as it is the same, and all topics are read now and then."""
+        before = self._topics.get(info.name)
+        return before[1] if before is not None and before[0] is info else _topic(info)
 
     async def unknown_topics(self, topic_ids: Collection[bytes], cluster_id: str) -> frozenset[bytes]:
         """Of these topics, those that no broker of the cluster has any more."""

@@ -33,7 +33,9 @@ def as_wished(link: Link | None, source: S, brokers: int) -> S:
     ``brokers``: how many this cluster has; nothing has more replicas.
     """
     factor = None if link is None else link.follower_replication_factor
-    source = replace(source, replication_factor=min(factor or source.replication_factor or 1, brokers))
+    factor = min(factor or source.replication_factor or 1, brokers)
+    if source.replication_factor != factor:
+        source = replace(source, replication_factor=factor)
     in_sync_min = None if link is None else link.follower_in_sync_min
     if in_sync_min is not None and source.configs is not None:
         source = replace(source, configs={**source.configs, IN_SYNC_MIN: str(in_sync_min)})

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -21,7 +20,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins import setting_changes
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext, check_lease
-from isthmus_plugins.replication.follower import replica_plans
+from isthmus_plugins.replication.follower import replica_plans, topic_plans
 from isthmus_plugins.replication.follower.replica_plans import Wish
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.part import Part
@@ -164,7 +163,7 @@ class FollowerReplicas(Part):
     def _led_elsewhere(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
         followed = (topics[name] for name in self._context.control.state.follower_topics if name in topics)
         return {
-            str(uuid.UUID(bytes=info.topic_id)): len(info.partitions)
+            topic_plans.id_of(info): len(info.partitions)
             for info in followed
             if not any(self._context.fronts(partition.leader) for partition in info.partitions)
         }
@@ -217,7 +216,7 @@ class FollowerReplicas(Part):
         """What a follower topic is to have; None: what it has."""
         state = self._context.control.state
         link, said = state.links.get(record.link), self._said.get(record.topic)
-        followed = record.state is TopicState.FOLLOWING and record.topic_id == str(uuid.UUID(bytes=info.topic_id))
+        followed = record.state is TopicState.FOLLOWING and topic_plans.is_recorded(record, info)
         if link is None or not followed or record.topic in state.truncations:
             return None
         # Only who was told lately knows what the source has now: another proxy may be the one that is told.

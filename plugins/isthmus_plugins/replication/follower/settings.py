@@ -153,10 +153,12 @@ class FollowerSettings:
         ends: dict[TopicPartition, int] = {}
         since: dict[str, int] = {}
         for wanted in requests:
+            to_fill = wanted.to_fill
+            if to_fill is None:
+                continue
             counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
             info = None if counterpart is None else topics.get(counterpart.local_name)
-            to_fill = wanted.to_fill
-            if info is not None and to_fill is not None and len(to_fill.ends) == len(info.partitions):
+            if info is not None and len(to_fill.ends) == len(info.partitions):
                 since[info.name] = to_fill.since
                 ends |= {(info.name, partition): end for partition, end in enumerate(to_fill.ends)}
         if not ends:

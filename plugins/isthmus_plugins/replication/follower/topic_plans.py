@@ -8,7 +8,6 @@ Topic ids are UUIDs as text but in ``TopicInfo``, which has 16 bytes.
 from __future__ import annotations
 
 import enum
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from isthmus_control.commands import SetFollowerTopic
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, TopicHistory, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, succession
-from isthmus_plugins.cluster import TopicInfo
+from isthmus_plugins.cluster import TopicInfo, id_as_text
 from isthmus_plugins.links import PartitionPlan, TopicPlan
 from isthmus_plugins.replication.comparison.shared_logs import ComparedPartition, ComparedTopic
 from isthmus_plugins.replication.link import calls, reasons
@@ -75,7 +74,7 @@ def is_intent(record: FollowerTopic, wanted: SetFollowerTopic) -> bool:
 
 
 def id_of(topic: TopicInfo) -> str:
-    return str(uuid.UUID(bytes=topic.topic_id))
+    return id_as_text(topic.topic_id)
 
 
 # ---- a topic that follows ----

@@ -320,9 +320,9 @@ class FollowerTopics(Part):
         gone = [
             record.topic
             for record in self._context.control.state.follower_topics.values()
-            if record.link == link_name
+            if record.source_topic not in led
+            and record.link == link_name
             and record.state in (TopicState.FOLLOWING, TopicState.REFUSED)
-            and record.source_topic not in led
             and record.topic not in truncating
         ]
         here = await self._context.cluster.topics_named(gone) if gone else {}

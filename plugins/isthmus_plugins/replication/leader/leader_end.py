@@ -174,23 +174,22 @@ class LeaderEnd(Part):
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""
+        led = self.discovery.led
         for place, tombstone_window in list(self._tombstone_windows.items()):
             (key, topic_id), topic = place, topics.get(place[0].topic)
-            if key not in self.discovery.led or topic is None or topic.topic_id != topic_id:
+            if key not in led or topic is None or topic.topic_id != topic_id:
                 del self._tombstone_windows[place]
             else:
                 tombstone_window.learn(self.discovery.configs_of(topic))
 
-    def _still_right(self, key: LinkPartition, topic: TopicInfo) -> bool:
-        stream = self._streams[key]
-        info = topic.partitions[key.partition]
+    def _still_right(self, stream: LeaderStream, topic: TopicInfo) -> bool:
+        info = topic.partitions[stream.key.partition]
         return (
             not stream.connection.lost
-            and key.topic not in self._context.control.state.truncations
             and stream.topic_id == topic.topic_id
             and stream.broker_id == info.leader
             and stream.leader_epoch == info.leader_epoch
-            and stream.copy == self._copy(key)
+            and stream.copy == self._copy(stream.key)
         )
 
     def _copy(self, key: LinkPartition) -> OffsetsCopy | None:
@@ -203,13 +202,14 @@ class LeaderEnd(Part):
 
     def _keep(self, topics: Mapping[str, TopicInfo]) -> None:
         """Close the streams of what is not led any more, or is led elsewhere or by another epoch."""
+        led, truncating = self.discovery.led, self._context.control.state.truncations
         for key, stream in list(self._streams.items()):
-            topic = topics.get(key.topic)
-            if key in self.discovery.led and topic is not None and self._still_right(key, topic):
+            topic, waits = topics.get(key.topic), key.topic in truncating
+            if key in led and topic is not None and not waits and self._still_right(stream, topic):
                 self._read_committed(stream, topic)
                 continue
             why: tuple[str, str]
-            if key.topic in self._context.control.state.truncations:
+            if waits:
                 why = (ReasonCode.SOURCE_TRUNCATING, reasons.source_truncating(key.topic, stream.remote_topic))
             elif topics and (topic is None or topic.topic_id != stream.topic_id):
                 why = (

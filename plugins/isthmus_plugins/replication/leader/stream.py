@@ -214,7 +214,7 @@ class LeaderStream:
         """What is to be read next; the same object as long as it is the same."""
         wanted = self._wanted
         bytes_max = SHARE_BYTES if self.busy and self._clogged else PARTITION_BYTES_MAX
-        if wanted is None or (wanted.offset, wanted.bytes_max) != (self.next_offset, bytes_max):
+        if wanted is None or wanted.offset != self.next_offset or wanted.bytes_max != bytes_max:
             wanted = self._wanted = FetchPartition(
                 self.topic_id, self.key.partition, self.next_offset, bytes_max, self.leader_epoch
             )

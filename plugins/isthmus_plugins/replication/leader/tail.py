@@ -128,8 +128,8 @@ class Tail:
         """What leaves of what a lane has read."""
         self._busy_read = False
         """Whether a read of busy streams is under way."""
-        self._quiet: tuple[float, dict[tuple[bytes, int], tuple[LeaderStream, FetchPartition]]] = (0.0, {})
-        """When the last read of idle streams began, and those of which it returned nothing."""
+        self._quiet: tuple[float, dict[LeaderStream, FetchPartition]] = (0.0, {})
+        """When the last read of idle streams began, and those of which it returned nothing, with what was asked."""
         for lane in Lane:
             self._tasks.keep(lane.value, partial(self._read_for_ever, lane))
 
@@ -143,8 +143,8 @@ class Tail:
     def remove(self, stream: LeaderStream) -> None:
         key = (stream.topic_id, stream.key.partition)
         if self._streams.get(key) is stream:
+            self._note_quiet(stream)
             del self._streams[key]
-        self._note_quiet(stream)
 
     def resume(self) -> None:
         """A stream can be read on."""
@@ -228,40 +228,38 @@ class Tail:
                 stream.busy, stream.stirred = True, False
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane, wait_ms: int) -> None:
-        asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
+        asked = {stream: stream.wanted() for stream in streams}
         asked_at = self._clock.monotonic()
         fetched = await connection.fetch(
-            [wanted for _, wanted in asked.values()],
+            list(asked.values()),
             0 if lane is Lane.READ_COMMITTED else wait_ms,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
             read_committed=lane in (Lane.READ_COMMITTED, Lane.OFFSETS),
             only_changes=lane is Lane.IDLE,
         )
         now = self._clock.monotonic()
-        for stream, _ in asked.values():
-            stream.end_seen_at = asked_at
-        with written_together({asked[part.topic_id, part.partition][0].connection for part in fetched}):
-            for part in fetched:
-                place = (part.topic_id, part.partition)
-                stream, wanted = asked[place]
-                # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the
-                # log.
-                if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
+        for each in asked:
+            each.end_seen_at = asked_at
+        places = [(part.topic_id, part.partition) for part in fetched]
+        with written_together({self._streams[place].connection for place in places if place in self._streams}):
+            for place, part in zip(places, fetched, strict=True):
+                stream = self._streams.get(place)
+                if stream is None or (wanted := asked.pop(stream, None)) is None:
+                    continue  # the one that was read has ended meanwhile
+                if stream.next_offset == wanted.offset:  # it may go on elsewhere in the log by now
                     try:
                         self._take(stream, part, lane, asked_at, now)
                     except Exception as error:  # a bug of ours must not end this lane, which other streams share
                         log.exception("read not taken", extra={"topic": stream.key.topic, "partition": place[1]})
                         self._end.stop_stream(stream, ReasonCode.INTERNAL_ERROR, repr(error), STOPPED_RETRY_S)
         if lane is Lane.IDLE:
-            for part in fetched:
-                del asked[part.topic_id, part.partition]
             self._quiet = asked_at, asked
 
     def _note_quiet(self, stream: LeaderStream) -> None:
         """What the last read of idle streams says of one of which it returned nothing: that its log has not grown."""
         asked_at, asked = self._quiet
-        read, wanted = asked.get((stream.topic_id, stream.key.partition), (None, None))
-        if read is stream and wanted is not None and wanted.offset == stream.next_offset and stream.at_end:
+        wanted = asked.get(stream)
+        if wanted is not None and wanted.offset == stream.next_offset and stream.at_end:
             stream.tombstone_window.saw_end(stream.source_end, asked_at, stream.acked)
 
     def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, asked_at: float, now: float) -> None:

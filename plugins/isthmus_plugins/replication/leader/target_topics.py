@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.commands import TermStart
 from isthmus_control.model import NamespaceMapping
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.leader.recent_ends import RecentEnds
@@ -339,7 +338,7 @@ class TargetTopics:
         return [
             calls.WantedTopic(
                 name,
-                str(uuid.UUID(bytes=info.topic_id)),
+                id_as_text(info.topic_id),
                 mapping.remote_name(name),
                 len(info.partitions),
                 info.replication_factor,
@@ -361,7 +360,7 @@ class TargetTopics:
         """The partitions that are this proxy's to push, of those that the target may have to make."""
         for mapping, info in wanted.values():
             if mapping.offsets is None and self._lacks_partitions(link_name, info):
-                topic_id = str(uuid.UUID(bytes=info.topic_id))
+                topic_id = id_as_text(info.topic_id)
                 for partition, (leader, epoch, *_) in enumerate(info.partitions):
                     end = self.recent_ends.end(info.topic_id, partition)
                     if end is not None and self._context.fronts(leader):
@@ -380,7 +379,7 @@ class TargetTopics:
 
 def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predecessor, ...]:
     """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first."""
-    chain = context.control.state.predecessors(info.name, str(uuid.UUID(bytes=info.topic_id)))
+    chain = context.control.state.predecessors(info.name, id_as_text(info.topic_id))
     return tuple(calls.Predecessor(each.former, each.successor, each.offsets) for each in chain)
 
 

@@ -178,21 +178,22 @@ class BackgroundVerification(Part):
             looked_at = streams[begin : begin + LOOKED_AT_ONCE]
             if any(map(_catches_up, looked_at)):
                 return []
-            due += [stream for stream in looked_at if self._is_due(stream)]
+            now, now_ms = self._clock.monotonic(), self._now_ms
+            due += [stream for stream in looked_at if self._is_due(stream, now, now_ms)]
             await asyncio.sleep(0)
         return due
 
-    def _is_due(self, stream: FollowerStream) -> bool:
+    def _is_due(self, stream: FollowerStream, now: float, now_ms: int) -> bool:
         """Of thousands, mostly nothing."""
         known, every_ms = self._known.get(stream.place), self._every_ms(stream)
         if known is None or every_ms is None or known.topic_id != stream.topic_id:
             return every_ms is not None and self._known_of(stream) is not None
         passes = known.passes
         if passes.difference is not None and self._known_of(stream) is not None and passes is known.passes:
-            return passes.difference is None or self._clock.monotonic() >= known.retry_at
-        if self._clock.monotonic() < known.retry_at:
+            return passes.difference is None or now >= known.retry_at
+        if now < known.retry_at:
             return False
-        return not passes.is_whole or passes.at < stream.follower_log.end or passes.is_due(every_ms, self._now_ms)
+        return not passes.is_whole or passes.at < stream.follower_log.end or passes.is_due(every_ms, now_ms)
 
     def _known_of(self, stream: FollowerStream) -> _Known | None:
         """What is known of a stream's partition, which is to be compared and may be now; None: it is not."""
@@ -407,8 +408,9 @@ def _follows(stream: FollowerStream) -> bool:
 
 
 def _catches_up(stream: FollowerStream) -> bool:
-    going_on = not stream.closed and stream.follower_log.state is LogState.WRITING and stream.reason is None
-    return going_on and stream.lag_seconds > BEHIND_S
+    if stream.lag_seconds <= BEHIND_S:
+        return False
+    return not stream.closed and stream.follower_log.state is LogState.WRITING and stream.reason is None
 
 
 def _where(stream: FollowerStream) -> dict[str, object]:
