@@ -225,7 +225,7 @@ class LeaderEnd(Part):
         configs = self.discovery.configs_of(topic)
         if not stream.compacted and configs is not None and is_compacted(configs):
             stream.compacted = stream.read_committed = True
-            self.resume_tails(stream.key.link)
+            self._tails[stream.broker_id, stream.key.link].stir(stream)
 
     def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
         """End a stream; ``why`` (code, message) is sent to the follower."""

@@ -118,6 +118,9 @@ class Tail:
         self._link_name = link_name
         self._tasks = Tasks(f"tail-{broker_id}-{link_name}", context.supervision)
         self._streams: dict[tuple[bytes, int], LeaderStream] = {}
+        self._stirring: dict[LeaderStream, None] = {}
+        """Those of other lanes than that of idle ones, and some that may be idle: there can be thousands of idle ones,
+        and hundreds of reads of the others in a second."""
         self._wake = {lane: asyncio.Event() for lane in Lane}
         self._ways = {
             Lane.IDLE: self._found,
@@ -138,13 +141,20 @@ class Tail:
 
     def add(self, stream: LeaderStream) -> None:
         self._streams[stream.topic_id, stream.key.partition] = stream
-        self._wake[stream.lane].set()
+        self.stir(stream)
+
+    def stir(self, stream: LeaderStream) -> None:
+        """A stream that is read is not idle, or in another lane than before."""
+        if self._streams.get((stream.topic_id, stream.key.partition)) is stream:
+            self._stirring[stream] = None
+            self._wake[stream.lane].set()
 
     def remove(self, stream: LeaderStream) -> None:
         key = (stream.topic_id, stream.key.partition)
         if self._streams.get(key) is stream:
             self._note_quiet(stream)
             del self._streams[key]
+        self._stirring.pop(stream, None)
 
     def resume(self) -> None:
         """A stream can be read on."""
@@ -165,7 +175,7 @@ class Tail:
             elif lane is Lane.BUSY:
                 self._take_over_stirred()
             streams, left_out = [], set[Wait]()
-            for stream in self._streams.values():
+            for stream in self._streams.values() if lane is Lane.IDLE else self._stirring:
                 if stream.lane is lane:
                     if (wait := stream.wait) is None:
                         streams.append(stream)
@@ -217,13 +227,15 @@ class Tail:
 
     def _take_over_idle(self, now: float) -> None:
         """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
-        for stream in self._streams.values():
+        for stream in list(self._stirring):
             if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
                 stream.busy = False
+            if stream.lane is Lane.IDLE and not stream.stirred:
+                del self._stirring[stream]
 
     def _take_over_stirred(self) -> None:
         """The busy read that begins now has the streams that the idle one found busy meanwhile."""
-        for stream in self._streams.values():
+        for stream in self._stirring:
             if stream.stirred:
                 stream.busy, stream.stirred = True, False
 
@@ -303,11 +315,8 @@ class Tail:
         if stream.at_end and not stream.lag:
             self._end.caught_up(stream)
         if (records or not stream.at_end) and not stream.busy:
-            if self._busy_read:
-                stream.stirred = True
-            else:
-                stream.busy = True
-                self._wake[Lane.BUSY].set()
+            stream.busy, stream.stirred = not self._busy_read, self._busy_read
+            self.stir(stream)
 
     def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
         """What is to be sent of what was read, where it ends, and why it does not go further."""
@@ -320,7 +329,7 @@ class Tail:
                 has_ended = header.next_offset <= part.last_stable_offset
                 if stream.compacted and has_ended and header.is_transactional and not header.is_control:
                     stream.read_committed = True
-                    self._wake[Lane.READ_COMMITTED].set()
+                    self.stir(stream)
                     return part.records[:start], next_offset, None
                 if header.is_transactional and not self._end.may_pass(
                     stream, header, part.records[start:batch_end], False

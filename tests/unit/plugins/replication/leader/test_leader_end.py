@@ -334,6 +334,24 @@ def test_committed_records_of_a_compacted_topic_need_no_marker(monkeypatch: pyte
     on_replicas(monkeypatch, work)
 
 
+def test_an_idle_topic_that_becomes_compacted_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        topic = replicas.a.add_topic("local-t")
+        leader = replicas.ends["A"].leader
+        await replicas.until("pushed", lambda: leader.stream(KEY))
+        stream = leader.stream(KEY)
+        assert stream is not None
+        await replicas.until("idle", lambda: not stream.busy)
+        await asyncio.sleep(1)
+        topic.configs["cleanup.policy"] = "compact"
+        await replicas.until("known to be compacted", lambda: stream.compacted)
+        await replicas.until("nothing that has ended is left", lambda: not stream.read_committed, 1)
+        topic.partitions[0].transact(1, [b"a"] * 3, committed=True)
+        await replicas.until("copied", replicas.equal)
+
+    on_replicas(monkeypatch, work)
+
+
 def test_a_marker_that_the_cleaner_took_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next marker of the producer belongs to other records, and may be of the other kind."""
 

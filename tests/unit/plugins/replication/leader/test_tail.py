@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,9 +25,10 @@ from isthmus_plugins.replication.leader.stream import (
     SHARE_BYTES,
     STOPPED_RETRY_S,
     Flow,
+    Lane,
     LeaderStream,
 )
-from isthmus_plugins.replication.leader.tail import NEW_WAIT_MS, TAIL_WAIT_MS, Tail
+from isthmus_plugins.replication.leader.tail import BUSY_S, NEW_WAIT_MS, TAIL_WAIT_MS, Tail
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
@@ -591,5 +593,32 @@ def test_of_the_offsets_topic_nothing_leaves_that_is_undecided_or_that_cannot_be
         assert scene.sent.records(encrypted) == b""
         assert scene.owner.stopped == [(ReasonCode.KEYRING_UNUSABLE, STOPPED_RETRY_S)]
         assert "no keyring is configured" in scene.owner.messages[0]
+
+    on_tail(work)
+
+
+def test_reads_of_a_busy_stream_do_not_go_over_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of these, and hundreds of reads in a second."""
+    looked: Counter[str] = Counter()
+    lane: Any = LeaderStream.lane
+
+    def counted(stream: LeaderStream) -> Lane:
+        looked[stream.key.topic] += 1
+        found: Lane = lane.fget(stream)
+        return found
+
+    monkeypatch.setattr(LeaderStream, "lane", property(counted))
+
+    async def work(scene: Scene) -> None:
+        scene.read("idle")
+        partition, stream = scene.read("busy")
+        await asyncio.sleep(3 * BUSY_S)
+        looked.clear()
+        for _ in range(50):
+            partition.write_values(b"x")
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(READ_S)
+        assert scene.sent.offsets(stream) == list(range(50))
+        assert looked["busy"] > 50 > 5 * looked["idle"]
 
     on_tail(work)
