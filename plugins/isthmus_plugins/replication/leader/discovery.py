@@ -247,7 +247,6 @@ class Discovery:
         topics = await self._context.cluster.topics() if leading else {}
         began = self._context.clock.monotonic()
         if leading:
-            self.looks += 1
             settled = self._settled
             if (
                 settled is not None
@@ -255,12 +254,13 @@ class Discovery:
                 and began < settled.until
                 and topics == self.topics
             ):
+                self.looks += 1
                 if not settled.all_pushed:
                     self._ask_targets()
                     self._prepared(self.led)
                 return self._context.clock.monotonic() - began
             self._find(leading, topics)
-            self.topics = topics
+            self.topics, self.looks = topics, self.looks + 1
             self._settled = _Settled(goes_by, began + SETTLED_S, self._found(topics))
         else:
             self._configs.watch(())
