@@ -66,6 +66,8 @@ class _Settled(NamedTuple):
     until: float
     """Monotonic seconds."""
     all_pushed: bool
+    took_s: float
+    """How long the process was busy with finding it."""
 
 
 class _Share(NamedTuple):
@@ -255,13 +257,16 @@ class Discovery:
                 and topics == self.topics
             ):
                 self.looks += 1
-                if not settled.all_pushed:
-                    self._ask_targets()
-                    self._prepared(self.led)
-                return self._context.clock.monotonic() - began
+                if settled.all_pushed:
+                    return 0.0
+                self._ask_targets()
+                self._prepared(self.led)
+                return settled.took_s  # looks come no more often for it: to read all topics is dear by itself
             self._find(leading, topics)
             self.topics, self.looks = topics, self.looks + 1
-            self._settled = _Settled(goes_by, began + SETTLED_S, self._found(topics))
+            all_pushed = self._found(topics)
+            took_s = self._context.clock.monotonic() - began
+            self._settled = _Settled(goes_by, began + SETTLED_S, all_pushed, took_s)
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()
