@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -64,6 +64,7 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.consents import Consents
 from isthmus_plugins.replication.operations.rings import Rings
 from isthmus_plugins.replication.status.left_out import LeftOutNames
+from isthmus_plugins.replication.sync.new_partitions import NewPartitions
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 TAKEN_UP_S: Final = 5.0
@@ -90,11 +91,8 @@ class Attaching:
         consents: Consents,
         own_transactions: OwnTransactions,
         rings: Rings,
-        is_ready: Callable[[str, str], bool],
-        attaching: Callable[[str, str], AbstractContextManager[None]],
+        new_partitions: NewPartitions,
     ) -> None:
-        """``is_ready``: whether acks of what comes in a led namespace wait for a synchronous link, by its prefix.
-        ``attaching``: whoever asks for one is waiting until they do."""
         self._context = context
         self._commands = commands
         self._leader_end = leader_end
@@ -106,8 +104,7 @@ class Attaching:
         self._consents = consents
         self._own_transactions = own_transactions
         self._rings = rings
-        self._is_ready = is_ready
-        self._attaching = attaching
+        self._new_partitions = new_partitions
         self._shared_logs = SharedLogs(context)
         self._offered = Counter[tuple[str, str]]()
         """Namespaces of topics that are being attached to be led here, with their links."""
@@ -293,7 +290,7 @@ class Attaching:
 
     async def _attach_here(self, body: AttachNamespace) -> None:
         if body.role is Role.LEADER and body.type is ResourceType.TOPIC:
-            with self._attaching(body.link, body.local_prefix):
+            with self._new_partitions.attaching(body.link, body.local_prefix):
                 await self._commands.append(body)
                 self._leader_end.wake()
                 await self._taken_up(body.link, body.local_prefix)
@@ -315,7 +312,7 @@ class Attaching:
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_UP_S):
                 await self._leader_end.discovery.look_again()
-                while holds and not self._is_ready(link_name, prefix):
+                while holds and not self._new_partitions.is_ready(link_name, prefix):
                     await self._leader_end.discovery.look_again()
 
     async def verification_as_agreed(self, done: str) -> None:

@@ -121,8 +121,7 @@ class LinkService(Part):
             self.consents,
             own_transactions,
             self._rings,
-            sync_partitions.is_ready,
-            sync_partitions.attaching,
+            sync_partitions.new,
         )
         self._recovering = Recovering(context, commands, self.attaching)
         self.offsets_topics = OffsetsTopics(

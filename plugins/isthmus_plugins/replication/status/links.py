@@ -134,8 +134,8 @@ class LinkStatuses:
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         # A namespace that is attached to a link that is In-Sync leaves it so: of that alone it is not In-Sync yet.
         of_pair = partial(self._all_else_is_in_sync, link, self._sync_partitions.unshown(link.name))
-        of_link = partial(of_pair, self._sync_partitions.holds_to_come)
-        of_mapping = partial(of_pair, self._sync_partitions.is_ready)
+        of_link = partial(of_pair, self._sync_partitions.new.is_taken_up)
+        of_mapping = partial(of_pair, self._sync_partitions.new.is_ready)
         commits = partial(self._group_statuses.commits, link)
         state, hindered = link_state(link, connected, partitions, of_link), self._hindered()
         behind, stopped = self._peers.behind(link.name), self._context.control.state.lookup.stopped.get(link.name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
@@ -71,6 +70,7 @@ class SyncPartitions:
         self._clock = context.clock
         self._pushed = pushed
         self._links = links
+        self.new = links.new
         self._quorums = quorums
         self._known = known
         self._waits_since = waits_since
@@ -195,11 +195,11 @@ class SyncPartitions:
         if topic is None:
             led = self._context.control.state.links[link_name].pairs(Role.LEADER, ResourceType.TOPIC)
             prefixes = [each.local_prefix for each in led]
-            return bool(prefixes) and all(self.holds_to_come(link_name, prefix) for prefix in prefixes)
+            return bool(prefixes) and all(self.new.is_taken_up(link_name, prefix) for prefix in prefixes)
         for index in range(len(topic.partitions)):  # of each topic with each look: no more than a look at its record
             place = topic.name, index
             record = self._links.own_record(link_name, place)
-            if record is None and self._links.new.is_new(link_name, place):
+            if record is None and self.new.is_new(link_name, place):
                 return True
             if record is not None and record.from_first and self._has_first_leader(place):
                 return True
@@ -207,24 +207,12 @@ class SyncPartitions:
                 return True
         return False
 
-    def holds_to_come(self, link_name: str, prefix: str) -> bool:
-        """Whether acks of whatever comes in a led namespace wait, or who has it attached here waits until they do."""
-        return self._links.new.is_taken_up(link_name, prefix)
-
-    def attaching(self, link_name: str, prefix: str) -> AbstractContextManager[None]:
-        """Note that this process attaches a namespace, to be led, as long as who asked for that waits."""
-        return self._links.new.attaching(link_name, prefix)
-
     def unshown(self, link_name: str) -> list[TopicPartition]:
         """Partitions that a link leads which are not In-Sync, and that may be no proxy's to show."""
         if not self._links.is_synchronous(link_name):
             return []
         keys = (LinkPartition(link_name, *place) for place in self._pushed.between_leaders(self._clock.monotonic()))
         return [key.place for key in keys if self._links.leads(key) and self.sync_of(key).state != "In-Sync"]
-
-    def is_ready(self, link_name: str, prefix: str) -> bool:
-        """Whether acks of whatever comes in a led namespace wait for a link from the first record on."""
-        return self._links.new.is_ready(link_name, prefix)
 
     def _why_not(self, key: LinkPartition) -> str | None:
         """Why a partition did not get In-Sync when it tried last, for status."""
@@ -236,7 +224,7 @@ class SyncPartitions:
         state, topic_id = self._context.control.state, self._pushed.topic_id(key.topic)
         asks = (ResourceType.TOPIC, key.topic) if group is None else (ResourceType.CONSUMER_GROUP, group)
         demands = state.lookup.demands(*asks)
-        told = self.in_sync, self._why_not, self._links.new.is_new, self._has_first_leader
+        told = self.in_sync, self._why_not, self.new.is_new, self._has_first_leader
         return recorded_sync(state, key, topic_id, demands, *told)
 
     def _has_first_leader(self, place: TopicPartition) -> bool:

@@ -13,7 +13,6 @@ new where this process let none go in that time.
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,8 +88,8 @@ class NewPartitions:
         """By name, also of topics that were deleted."""
         self._acked: dict[TopicPartition, int] = {}
         """When an ack of a partition may have gone last, in looks that were taken in."""
-        self._attaching = Counter[tuple[str, str]]()
-        """Namespaces that this process attaches, by link and prefix."""
+        self._attaching: list[tuple[str, str]] = []
+        """Namespaces that this process attaches, by link and prefix, each as often as somebody waits for it."""
         self._applied = (-1, -1)
         """What of the control log was applied at the look before the last one, and at that."""
 
@@ -186,11 +185,11 @@ class NewPartitions:
     @contextmanager
     def attaching(self, link_name: str, prefix: str) -> Iterator[None]:
         """This process attaches a namespace, to be led: who asked for that waits until it is ready."""
-        self._attaching[link_name, prefix] += 1
+        self._attaching.append((link_name, prefix))
         try:
             yield
         finally:
-            self._attaching[link_name, prefix] -= 1
+            self._attaching.remove((link_name, prefix))
 
     def is_taken_up(self, link_name: str, prefix: str) -> bool:
         """The same, or the namespace joins a link that is ready for what comes in others: who attaches it waits.
@@ -199,7 +198,7 @@ class NewPartitions:
         """
         if self.is_ready(link_name, prefix):
             return True
-        if not self._attaching[link_name, prefix]:
+        if (link_name, prefix) not in self._attaching:
             return False
         if any(contains(ResourceType.TOPIC, prefix, name) for name in self._topics):
             return False

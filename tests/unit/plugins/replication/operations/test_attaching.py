@@ -577,6 +577,6 @@ def test_acks_of_topics_that_come_wait_when_the_command_returns() -> None:
         leader_end = two.a.plugin.parts.leader_end
         await two.until("they wait", lambda: leader_end.holds_from_first(LINK, None))
         await two.b.links.attach(LINK, links.Attach(local="more-", remote="more-", role="follower"))
-        assert two.a.plugin.parts.sync.partitions.is_ready(LINK, "more-")
+        assert two.a.plugin.parts.sync.partitions.new.is_ready(LINK, "more-")
 
     on_two(work)

@@ -156,7 +156,7 @@ def test_status_says_what_an_ack_means() -> None:
         await sync_confirmer.stop()  # what is recorded here is the test's
         level: set[int] = set()
         sync_confirmer.partitions.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
-        sync_confirmer.partitions.holds_to_come = lambda *pair: True  # type: ignore[method-assign]
+        sync_confirmer.partitions.new.is_taken_up = lambda *pair: True  # type: ignore[method-assign]
         await two.a.links.set_mode("a-to-b", SYNC)
         status = two.a.status()
         assert status.state == "Syncing"

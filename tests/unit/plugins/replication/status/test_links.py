@@ -196,7 +196,7 @@ def test_a_link_is_in_sync_once_acks_of_topics_that_come_wait() -> None:
             early = early or {each.state for each in status.partitions} == {"In-Sync"}
             assert status.mappings[0].state == status.state
             await asyncio.sleep(0.01)
-        assert partitions.is_ready("a-to-b", "l-")
+        assert partitions.new.is_ready("a-to-b", "l-")
         assert early, "or this shows nothing"
 
     on_two(work)
@@ -209,7 +209,7 @@ def test_it_remains_in_sync_while_a_namespace_is_attached() -> None:
         await two.until("In-Sync", lambda: {each.status().state for each in (two.a, two.b)} == {"In-Sync"})
         more = links.Attach(local="more-", remote="more-", role="follower")
         seen, waited = set[str](), False
-        is_ready = two.a.plugin.parts.sync.partitions.is_ready
+        is_ready = two.a.plugin.parts.sync.partitions.new.is_ready
         async with asyncio.TaskGroup() as tasks:
             attaching = tasks.create_task(two.b.links.attach("a-to-b", more))
             while not attaching.done():
@@ -235,7 +235,7 @@ def test_a_proxy_that_nobody_waits_for_says_in_sync_once_it_holds_acks_itself() 
             await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
             await two.until("In-Sync", lambda: {each.status().state for each in (two.a, other)} == {"In-Sync"})
             more = links.Attach(local="more-", remote="more-", role="leader")
-            is_ready, said = other.plugin.parts.sync.partitions.is_ready, set[str]()
+            is_ready, said = other.plugin.parts.sync.partitions.new.is_ready, set[str]()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(two.a.links.attach("a-to-b", more))
                 while not is_ready("a-to-b", "more-"):
@@ -266,7 +266,7 @@ def test_a_namespace_is_in_sync_no_sooner_than_acks_of_what_is_in_it_wait(has_to
         place, said = ("more-t", 0), set[str]()
 
         def is_held() -> bool:
-            return partitions.is_ready("a-to-b", "more-") and all(
+            return partitions.new.is_ready("a-to-b", "more-") and all(
                 partitions.sync_of(LinkPartition("a-to-b", *place)).state == "In-Sync" for _ in range(has_topics)
             )
 
@@ -326,17 +326,22 @@ def test_groups_are_in_sync_where_the_first_commit_of_any_group_waits() -> None:
     on_two(work, 60)
 
 
+async def in_sync_beside_another_proxy(two: Two) -> None:
+    """Two topics of A, whose leaders this proxy fronts now, and the other one has them when they move."""
+    two.a.context.fronted_brokers = frozenset({1})
+    await attached(two)
+    await made(two, "l-t", b"x")
+    await made(two, "l-other", b"x")
+    await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
+    await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
+    await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+
+
 def test_a_partition_without_a_leader_is_no_proxys_and_counts_for_all() -> None:
     """Acks of it may go alone from when it has one again, and that a look finds later."""
 
     async def work(two: Two) -> None:
-        two.a.context.fronted_brokers = frozenset({1})
-        await attached(two)
-        await made(two, "l-t", b"x")
-        await made(two, "l-other", b"x")
-        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
-        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
-        await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+        await in_sync_beside_another_proxy(two)
         partition = two.clusters["A"].partition("l-t")
         leader, partition.leader = partition.leader, -1
         await two.until("it is nobody's", lambda: len(two.a.status().partitions) == 1)
@@ -355,13 +360,7 @@ def test_a_partition_that_has_just_got_another_leader_counts_for_all() -> None:
     """The proxy that pushed it shows it no more, and the one that is to may not have found it."""
 
     async def work(two: Two) -> None:
-        two.a.context.fronted_brokers = frozenset({1})
-        await attached(two)
-        await made(two, "l-t", b"x")
-        await made(two, "l-other", b"x")
-        await two.until("copied", lambda: end_at_b(two) == 1 and two.a.status().state == "Following")
-        await two.a.links.set_mode("a-to-b", links.SetMode(mode="synchronous"))
-        await two.until("In-Sync", lambda: two.a.status().state == "In-Sync")
+        await in_sync_beside_another_proxy(two)
         out_of_sync(two, LinkPartition("a-to-b", "l-t", 0))
         two.clusters["A"].partition("l-t").move(2)
         await two.until("it is not shown here", lambda: len(two.a.status().partitions) == 1)

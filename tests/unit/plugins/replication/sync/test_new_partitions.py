@@ -490,6 +490,17 @@ async def held_from_first(source: Source) -> None:
     await source.until("In-Sync", source.in_sync)
 
 
+async def held_before_it_is_found(source: Source, found_after_s: float) -> None:
+    """The topic is made anew and written to; a look shows the other one only then."""
+    make_anew(source)
+    first = source.produce()
+    await asyncio.sleep(found_after_s)
+    assert produced(first) is None
+    await found_anew(source)
+    await held_from_first(source)
+    assert produced(first) == 0
+
+
 def test_a_topic_that_takes_the_name_of_one_that_was_in_sync_is_new() -> None:
     """A client that asks about what it has deleted has it made again."""
 
@@ -544,13 +555,7 @@ def test_nor_does_it_where_something_of_the_one_before_was_acked_after_it_was_de
         await look(source, {})
         assert produced(source.produce()) == 0, "an answer that took its time"
         await look_on(source, {})
-        make_anew(source)
-        first = source.produce()
-        await asyncio.sleep(1.0)
-        assert produced(first) is None
-        await found_anew(source)
-        await held_from_first(source)
-        assert produced(first) == 0
+        await held_before_it_is_found(source, 1.0)
 
     on_source(work)
 
@@ -590,13 +595,7 @@ def test_what_was_confirmed_of_a_topic_that_its_broker_does_not_have_any_more_le
         await look_on(source, dict(await source.cluster.topics()))
         source.sync.on_gone(source.stream)  # type: ignore[arg-type]
         source.ends.pushed = None
-        make_anew(source)
-        first = source.produce()
-        await asyncio.sleep(0.2)
-        assert produced(first) is None
-        await found_anew(source)
-        await held_from_first(source)
-        assert produced(first) == 0
+        await held_before_it_is_found(source, 0.2)
 
     on_source(work)
 
