@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 
@@ -119,6 +119,10 @@ class Figure:
     new_topic_s: float
     """Until a record of a new topic is on the target: the median."""
     new_topic_max_s: float
+    new_topic_acked_s: float
+    """How long the source's own brokers took of that, until all replicas of a new topic had the record: the median."""
+    new_topic_max_acked_s: float
+    """The same of the slowest one."""
     resident_mb: float
     """Of both proxies."""
     restart: RollingRestart | None
@@ -128,6 +132,15 @@ class Figure:
     def attach_ratio(self) -> float:
         """Attaching, against creating the topics directly until their leaders lead."""
         return self.attached_s / self.usable_s
+
+
+class _NewTopic(NamedTuple):
+    """One that is created beside the others, and written to. Seconds from its creation."""
+
+    acked_s: float
+    """Until the source's brokers have acked its record."""
+    followed_s: float
+    """Until the target has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +273,7 @@ class _Scale:
         idle_s, idle_cpu_s = self._timed(lambda: time.sleep(self._plan.idle_s))
         idle = idle_cpu_s / idle_s
         new = asyncio.run(self._new_topics())
+        slowest = max(new, key=lambda each: each.followed_s)
         resident_mb = sum(resident_bytes(proxy.pid) for proxy in self._proxies) / 1e6
         restart = asyncio.run(self._restart(size, idle)) if self._plan.restarts else None
         return Figure(
@@ -272,8 +286,10 @@ class _Scale:
             verified_s,
             _beyond(idle, verified_s, verify_cpu_s),
             idle,
-            statistics.median(new),
-            max(new),
+            statistics.median(each.followed_s for each in new),
+            slowest.followed_s,
+            statistics.median(each.acked_s for each in new),
+            slowest.acked_s,
             resident_mb,
             restart,
         )
@@ -349,8 +365,7 @@ class _Scale:
         if operation["state"] != "done" or not operation["result"]["equal"]:
             raise ProxyFailed(f"not equal: {operation['error']}\n{self._log()}")
 
-    async def _new_topics(self) -> list[float]:
-        """For some new topics: the time until the target has a record of them."""
+    async def _new_topics(self) -> list[_NewTopic]:
         source, target = (ClusterClient([each.bootstrap_servers.split(",")[0]]) for each in (self._a, self._b))
         async with source, target:
             found = []
@@ -362,8 +377,9 @@ class _Scale:
                     raise ProxyFailed(f"{place.topic} was not created: {error}")
                 await self._until(source, [place], 0)
                 await source.produce_raw({place: batch(1, 100)})
+                acked_s = time.monotonic() - began
                 await self._until(target, [place], 1)
-                found.append(time.monotonic() - began)
+                found.append(_NewTopic(acked_s, time.monotonic() - began))
         return found
 
     async def _until(

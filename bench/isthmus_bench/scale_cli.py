@@ -75,6 +75,8 @@ def tables(report: Report) -> Iterator[Table]:
         "verify s",
         "new topic s",
         "max s",
+        "by the source s",
+        "of the max s",
         "MB",
     ]
     rows = [
@@ -88,6 +90,8 @@ def tables(report: Report) -> Iterator[Table]:
             number(each.verified_s, 1),
             number(each.new_topic_s, 2),
             number(each.new_topic_max_s, 2),
+            number(each.new_topic_acked_s, 2),
+            number(each.new_topic_max_acked_s, 2),
             number(each.resident_mb, 0),
         ]
         for each in report.figures

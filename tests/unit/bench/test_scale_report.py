@@ -23,6 +23,8 @@ def figure(topics: int, attached_s: float, verified_s: float = 1.0, restarted: b
         0.1,
         0.8,
         1.5,
+        0.3,
+        0.6,
         120.0,
         restart,
     )
@@ -51,7 +53,7 @@ def test_the_report_as_tables() -> None:
     report = Report("2 cores", "Kafka 4.3.0", figures, list(verdicts_of(figures)))
     assert len(list(tables(Report("2 cores", "Kafka 4.3.0", [figure(100, 2.0, restarted=False)])))) == 3
     many, each, restart, targets = tables(report)
-    assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.17", "1.0", "0.80", "1.50", "120"]]
+    assert many[2] == [["100", "300", "10.0", "12.0", "2.0", "0.17", "1.0", "0.80", "1.50", "0.30", "0.60", "120"]]
     assert each[2] == [["100", "120.0", "20.0", "40.0", "10.0", "5.0", "0.100"]]
     assert restart[2] == [["100", "300", "60", "6.0", "90", "180", "20.00, 900"]]
     assert [row[-1] for row in targets[2]] == ["yes", "yes", "yes", *["not measured"] * 4]
