@@ -189,7 +189,7 @@ def test_a_topic_without_any_leader_is_told_of_by_a_proxy_that_fronts_all_broker
         await asyncio.sleep(SOON_S)
         assert scene.led == {}
         scene.context.fronted_brokers = None
-        await asyncio.sleep(SOON_S)
+        await asyncio.sleep(SETTLED_S + SOON_S)
         assert scene.led == {("l-t", 0): "r-t"}
 
     on_scene(work)
@@ -225,7 +225,7 @@ def test_internal_topics_are_pushed_in_a_mapping_of_their_own_alone() -> None:
         copy = "__consumer_offsets_A"
         offsets = OffsetsCopy(OffsetsForm.REDACTED)
         scene.link(offsets_topics=(replace(scene.mapping(OFFSETS_TOPIC, copy), offsets=offsets),))
-        await asyncio.sleep(SOON_S)
+        await asyncio.sleep(SETTLED_S + SOON_S)
         assert scene.led == {(OFFSETS_TOPIC, 0): copy}
 
     on_scene(work)
