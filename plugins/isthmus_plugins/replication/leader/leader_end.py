@@ -182,16 +182,6 @@ class LeaderEnd(Part):
             else:
                 tombstone_window.learn(self.discovery.configs_of(topic))
 
-    def _still_right(self, stream: LeaderStream, topic: TopicInfo) -> bool:
-        info = topic.partitions[stream.key.partition]
-        return (
-            not stream.connection.lost
-            and stream.topic_id == topic.topic_id
-            and stream.broker_id == info.leader
-            and stream.leader_epoch == info.leader_epoch
-            and stream.copy == self._copy(stream.key)
-        )
-
     def _copy(self, key: LinkPartition) -> OffsetsCopy | None:
         """The form in which a partition of the offsets topic leaves now; None for other topics."""
         if key.topic != OFFSETS_TOPIC:
@@ -202,23 +192,26 @@ class LeaderEnd(Part):
 
     def _keep(self, topics: Mapping[str, TopicInfo]) -> None:
         """Close the streams of what is not led any more, or is led elsewhere or by another epoch."""
-        led, truncating = self.discovery.led, self._context.control.state.truncations
-        for key, stream in list(self._streams.items()):
-            topic, waits = topics.get(key.topic), key.topic in truncating
-            if key in led and topic is not None and not waits and self._still_right(stream, topic):
-                self._read_committed(stream, topic)
-                continue
-            why: tuple[str, str]
-            if waits:
-                why = (ReasonCode.SOURCE_TRUNCATING, reasons.source_truncating(key.topic, stream.remote_topic))
-            elif topics and (topic is None or topic.topic_id != stream.topic_id):
-                why = (
-                    ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
-                    reasons.deleted(key.topic, stream.remote_topic),
-                )
+        for stream in list(self._streams.values()):
+            why = self._why_ended(stream, topics)
+            if why is None:
+                self._read_committed(stream, topics[stream.key.topic])
             else:
-                why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
-            self._close(stream, why)
+                self._close(stream, why)
+
+    def _why_ended(self, stream: LeaderStream, topics: Mapping[str, TopicInfo]) -> tuple[str, str] | None:
+        """Why a stream is not one that is to be pushed over any more (code, message); None: it is."""
+        key, topic = stream.key, topics.get(stream.key.topic)
+        if key.topic in self._context.control.state.truncations:
+            return ReasonCode.SOURCE_TRUNCATING, reasons.source_truncating(key.topic, stream.remote_topic)
+        if topics and (topic is None or topic.topic_id != stream.topic_id):
+            return ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED, reasons.deleted(key.topic, stream.remote_topic)
+        if topic is not None and key in self.discovery.led and not stream.connection.lost:
+            info = topic.partitions[key.partition]
+            led_as_before = stream.broker_id == info.leader and stream.leader_epoch == info.leader_epoch
+            if led_as_before and stream.copy == self._copy(key):
+                return None
+        return reasons.CLOSED, "the leader end does not push it any more, or over another stream"
 
     def _read_committed(self, stream: LeaderStream, topic: TopicInfo) -> None:
         """Read a topic as a compacted one from when it has become that. What was one once may lack markers for ever."""
@@ -352,8 +345,8 @@ class LeaderEnd(Part):
             waiting = reasons.waiting_state(objection[0]) is not None
             self.stop_stream(stream, *objection, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S)
             return
-        if stream.connection.lost:
-            self._close(stream)
+        if (why := self._why_ended(stream, self.discovery.topics)) is not None:  # looks close those that are open alone
+            self._close(stream, why)
             return
         before = self.stopped.get(key)
         if before is not None and reasons.waiting_state(before.code) is None:

@@ -10,15 +10,24 @@ from support.fake_cluster import FakeFetchConnection
 from support.partition_log import batch
 from support.replicas import LINK, Replicas, on_replicas, records_of
 
-from isthmus_control.commands import AlterLink, BeginTerm, OpenProvenance, TermStart
-from isthmus_control.model import LinkMode
+from isthmus_control.commands import (
+    AlterLink,
+    AttachNamespace,
+    BeginTerm,
+    DetachNamespace,
+    OpenProvenance,
+    TermStart,
+)
+from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import Fetched, TransactionMarkers
 from isthmus_plugins.replication.follower.log import StopReason
 from isthmus_plugins.replication.leader import leader_end as module
 from isthmus_plugins.replication.leader import tail
+from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S
 from isthmus_plugins.replication.leader.stream import IN_FLIGHT_BYTES_MIN, REOPEN_DELAY_S
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
@@ -330,6 +339,32 @@ def test_committed_records_of_a_compacted_topic_need_no_marker(monkeypatch: pyte
         source.transact(2, [b"d"] * 3, committed=True)
         await replicas.until("it goes on", replicas.equal)
         assert target.last_stable_offset == source.end
+
+    on_replicas(monkeypatch, work)
+
+
+def test_what_is_led_no_more_once_its_stream_is_open_is_not_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        control, leader = replicas.controls["A"], replicas.ends["A"].leader
+        control.apply(AttachNamespace(LINK, ResourceType.TOPIC, "more-", "far-", Role.LEADER, create_missing=True))
+        opened, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def held(connection: LinkConnection, question: calls.OpenStream) -> calls.OpenStreamAnswer:
+            answer = await replicas.ends["B"].follower.open_stream(connection, question)
+            opened.set()
+            await goes_on.wait()
+            return answer
+
+        replicas.ends["B"].instead(calls.OpenStream, held)
+        replicas.a.add_topic("local-t").partitions[0].write_values(b"a")
+        await opened.wait()
+        control.apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
+        await asyncio.sleep(2 * DISCOVERY_INTERVAL_S)
+        goes_on.set()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            assert leader.stream(KEY) is None
+        assert replicas.b.partition("remote-t", 0).end == 0
 
     on_replicas(monkeypatch, work)
 
