@@ -463,8 +463,15 @@ class FollowerTopics(Part):
             topic_id = await self._create_replicated(wanted, local, alive)
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         follows = self._follows(link_name, wanted, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
-        _, led = await asyncio.gather(follows, self._with_leaders([local]))  # which takes as long
-        return led.get(local)
+        # Both have ended when the topic's turn does, whichever fails.
+        leaders = self._with_leaders([local])
+        recorded, led = await asyncio.gather(follows, leaders, return_exceptions=True)
+        if isinstance(recorded, BaseException):
+            raise recorded
+        if isinstance(led, BaseException):
+            raise led
+        made = led.get(local)  # a broker that lags may still say what had the name before
+        return made if made is not None and made.topic_id == topic_id else None
 
     async def _create_replicated(self, wanted: calls.WantedTopic, local: str, factor: int) -> bytes:
         configs = await self.settings.wanted(local, wanted.configs or {}, factor)
