@@ -242,7 +242,10 @@ class Discovery:
             return False
 
     async def _look(self) -> float:
-        """Look at what there is; how long the process was busy with that, in seconds."""
+        """Look at what there is; how long the process was busy with that, in seconds.
+
+        A look that asks anew for what is not pushed yet, and leaves the rest alone, counts for as long as a whole one.
+        """
         goes_by = _GoesBy.of(self._context.control.state)
         # Without a lease another proxy may front these brokers, and push the same partitions.
         leading = self._leading() if self._context.clock.monotonic() < self._context.lease_deadline else []

@@ -71,6 +71,7 @@ class SyncPartitions:
         self._pushed = pushed
         self._links = links
         self.new = links.new
+        """Knows which partitions are new, and whether acks of those to come wait."""
         self._quorums = quorums
         self._known = known
         self._waits_since = waits_since

@@ -192,7 +192,8 @@ class NewPartitions:
             self._attaching.remove((link_name, prefix))
 
     def is_taken_up(self, link_name: str, prefix: str) -> bool:
-        """The same, or the namespace joins a link that is ready for what comes in others: who attaches it waits.
+        """Whether acks of whatever comes into being in a led namespace wait, or who has it attached here waits until
+        they do: it joins a link that is ready for what comes in others.
 
         Not where it has topics: their acks go alone, whoever waits.
         """
