@@ -208,6 +208,11 @@ class Scene(KilledProxies):
         await self.until("lost", lambda: not self.side(follower).plugin.parts.peers.connections(link))
         asked = Failover(move_clients_seconds=self.random.choice(TIMES_S))
         while not self.writable(follower) or not self.writable(follower, GROUP):
+            if self.state(follower).truncations:  # it is no copy: the leader is waited for instead
+                await self.started(gone)
+                del self.dying[gone]
+                self.failed.discard(leader)
+                return
             await self.tried(lambda: self.side(follower).links.fail_over(link, asked, lambda done, total: None))
             await asyncio.sleep(0.1)
         self.seen["failed over"] += 1

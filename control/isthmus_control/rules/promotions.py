@@ -120,7 +120,8 @@ def _begun(
     require(
         key.type is not ResourceType.TOPIC or cut is None,
         Rejection.CONFLICT,
-        f"topic {cut!r} is being truncated: wait for that",
+        f"topic {cut!r} is being truncated, and no copy until that has ended: wait for it, or, where the source is "
+        "gone, detach the namespace here alone (--local-only): that keeps the topic as it is while nothing is deleted",
     )
     settings = {topic: values for topic, values in body.settings.items() if contains(*key, topic)}
     if key.type is not ResourceType.TOPIC:
