@@ -23,7 +23,7 @@ from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-DISCOVERY_INTERVAL_S: Final = 0.25
+DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 SETTLED_S: Final = 2.0
 """How long what was found holds where neither topics nor what it goes by have changed, nor any stream has ended."""
