@@ -28,6 +28,7 @@ def on_following(work: Callable[[Two], Awaitable[None]], timeout_s: float = 30) 
         attach = links.Attach(local="l-", remote="r-", role="leader", disable_transaction_verification=True)
         await two.a.links.attach("a-to-b", attach)
         await two.until("copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end)
+        await two.until("confirmed", lambda: [each.follower_end for each in two.a.status().partitions] == [3])
         await work(two)
 
     on_two(follow, timeout_s)
