@@ -80,10 +80,10 @@ class _Known:
     passes: PartitionPasses
     recorded: Proof | None
     """What the control log had last."""
+    piece_bytes: int
+    """Of the next piece."""
     stable: int = 0
     """Up to where it may be compared: all before was stable when that was asked."""
-    piece_bytes: int = PIECE_BYTES_MIN
-    """Of the next piece."""
     retry_at: float = float("-inf")
     retry_s: float = RETRY_MIN_S
     trouble: str | None = None
@@ -204,7 +204,9 @@ class BackgroundVerification(Part):
         recorded = record.proofs.get(stream.partition)
         ids = stream.topic_id, record.source_topic_id
         if known is None or (known.topic_id, known.source_topic_id) != ids:
-            known = self._known[stream.place] = _Known(*ids, PartitionPasses(recorded, now_ms), recorded)
+            known = self._known[stream.place] = _Known(
+                *ids, PartitionPasses(recorded, now_ms), recorded, PIECE_BYTES_MIN
+            )
         elif recorded != known.recorded:
             if known.recorded is not None and recorded == replace(known.recorded, difference=None):
                 known.passes.acknowledged()

@@ -316,7 +316,7 @@ def test_reading_is_paced_and_both_sides_read_alike(monkeypatch: pytest.MonkeyPa
 
     async def work(two: Two) -> None:
         source = two.clusters["A"].add_topic("l-t").partitions[0]
-        for _ in range(250):  # more than the first piece has, which is of the usual size
+        for _ in range(250):
             source.write_values(bytes(1_000))
         await two.until("copied", lambda: of(two) is not None and of(two).end == source.end)
         read = {"A": 0, "B": 0}
@@ -366,7 +366,7 @@ def test_a_piece_of_small_batches_has_fewer_bytes_and_costs_no_more(
         monkeypatch.setattr(digests.Verification, "digest", noted)
         await equal(two, source.end)
         for side in pieces.values():
-            sizes, costs = zip(*side, strict=True)
+            sizes, costs = zip(*side[1:], strict=True)  # the first one goes by what was read while it was copied
             assert max(sizes) <= most
             assert max(sizes) > most // 2, "a question for each"
             assert max(costs) <= 300_000 + value_bytes + reading.BATCH_COST
