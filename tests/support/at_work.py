@@ -181,6 +181,8 @@ class Transactions(Writer):
         self.aborted: list[list[bytes]] = []
         self.unknown: list[list[bytes]] = []
         """Neither: the producer could not find out. They must be whole, or not at all."""
+        self.wrong: list[tuple[int, int]] = []
+        """By :meth:`check`: partitions and offsets of what was aborted, and is there."""
 
     def work(self) -> None:
         producer: Producer | None = None
@@ -219,8 +221,9 @@ class Transactions(Writer):
         super().check(held)
         for values in self.committed:
             assert [held.times[value] for value in values] == [1] * len(values)
-        for values in self.aborted:
-            assert not any(held.times[value] for value in values)
+        there = {value for values in self.aborted for value in values if held.times[value]}
+        self.wrong = sorted(place for place, value in held.at.items() if value in there)
+        assert not there, f"{self.kind}: aborted, and committed: {[(each, held.at[each]) for each in self.wrong]}"
         for values in self.unknown:
             assert {held.times[value] for value in values} in ({0}, {1}), "half a transaction"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,10 +24,13 @@ from isthmus_plugins.distribution.tree import Subtree, Tree
 from support import groups
 from support.at_work import PARTITIONS, RECOVERY_S, AtWork, Held, Idempotent, Transactions
 from support.distributing import PLUGINS, Distributing, distributing
+from support.equality import describe
 from support.kafka import NOW_MS
 from support.links import LEASE_S, Read, Side, sidecars, until, whole
+from support.raw_log import read_log
 from support.relay import Relay
 from support.tree_proof import Proof
+from support.wire import Wire
 
 NAMES: Final = ("a", "b", "c")
 LOW, HIGH = 4, 8
@@ -42,6 +45,10 @@ SETTLED_S: Final = 180.0
 AFTER_A_LOSS_S: Final = RECOVERY_S + TIMEOUT_MS / 1000 + 15
 """A distributor of a cluster that is away may have left a transaction open, behind which nothing is read until the
 target's brokers abort it: they look every ten seconds."""
+FAULTY_MAX: Final = 3
+"""So many records that are not as they should be are shown with what is around them."""
+AROUND: Final = 60
+"""Offsets before and behind."""
 LACKED_MIN: Final = 50
 """So many offsets at least have not been passed on by a cluster when it is lost."""
 
@@ -359,7 +366,11 @@ class TreeStorm(AtWork):
             held = Held.of(self._read(name, "read_uncommitted"), own)
             for writer in self.writers:
                 if writer.kind.startswith(f"{name}-"):
-                    writer.check(held)
+                    try:
+                        writer.check(held)
+                    except AssertionError as error:
+                        error.add_note(self._around(name, getattr(writer, "wrong", [])))
+                        raise
         self.messages = sum(map(len, proof.own.values()))
         doubled = list(proof.doubled())
         self.doubled.update(f"{cluster}: {value.rpartition(b'-')[0].decode()}" for cluster, value in doubled)
@@ -368,6 +379,16 @@ class TreeStorm(AtWork):
         if self.exactly_once:
             wrong = [(cluster, value) for cluster, value in doubled if not self._may_be_doubled(proof, value)]
             assert not wrong, f"{len(wrong)} messages are there twice, such as {wrong[:5]}"
+
+    def _around(self, name: str, places: Sequence[tuple[int, int]]) -> str:
+        """What a cluster's logs have around some partitions and offsets: markers are no records, and say more."""
+        said = []
+        with Wire(self.sides[name].kafka.bootstrap_servers.split(",")[0]) as wire:
+            for partition, offset in places[:FAULTY_MAX]:
+                log = read_log(wire, self.topic, partition, committed=True, offset=max(0, offset - AROUND))
+                near = tuple(each for each in log.batches if each.header.base_offset < offset + AROUND)
+                said.append(f"{name} {partition}:\n{describe(near)}\naborted (producer, first): {log.aborted[-5:]}")
+        return "\n".join(said)
 
     def _read(self, name: str, isolation: str) -> Iterator[list[Read]]:
         """A cluster's partitions, one after the other."""
