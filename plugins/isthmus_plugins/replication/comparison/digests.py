@@ -8,13 +8,12 @@ topics, the latest record of each key counts. Copies of offsets topics that are 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from isthmus_control.model import NamespaceMapping
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.decompression import decompressed, in_steps
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
@@ -233,7 +232,7 @@ class Verification(Part):
         ``configs``: its settings, where they are known.
         """
         record = self._context.control.state.follower_topics.get(topic)
-        if record is not None and record.cleaned and record.topic_id == str(uuid.UUID(bytes=topic_id)):
+        if record is not None and record.cleaned and record.topic_id == id_as_text(topic_id):
             return True
         if configs is not None:
             return is_compacted(configs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -44,6 +43,7 @@ from isthmus_plugins.cluster import (
     NewTopic,
     TopicInfo,
     TopicPartition,
+    id_as_text,
 )
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext, check_lease
@@ -722,7 +722,7 @@ class FollowerTopics(Part):
             wanted.topic,
             wanted.topic_id,
             topic_state,
-            None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
+            None if topic_id is None else id_as_text(topic_id),
             reason,
             self.settings.to_record(local, wanted.configs or {}),
         )
@@ -735,7 +735,7 @@ class FollowerTopics(Part):
 
 
 def _opened(link_name: str, local: str, topic_id: bytes, offsets: Mapping[int, int]) -> OpenProvenance:
-    text = str(uuid.UUID(bytes=topic_id))
+    text = id_as_text(topic_id)
     return OpenProvenance(
         link_name, tuple(PartitionOffset(local, text, partition, offset) for partition, offset in offsets.items())
     )

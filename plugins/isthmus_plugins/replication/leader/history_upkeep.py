@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,7 +18,7 @@ from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicHistory, TopicState
 from isthmus_control.origins import PartitionOrigins, TopicOrigins, without_epochs_below
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, id_as_text
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.deleted_topics import DeletedTopics
 from isthmus_plugins.replication.link.connection import LinkRejected
@@ -126,4 +125,4 @@ def _drops(origins: PartitionOrigins, log_start: int) -> bool:
 
 
 def _id(topic: TopicInfo) -> str:
-    return str(uuid.UUID(bytes=topic.topic_id))
+    return id_as_text(topic.topic_id)

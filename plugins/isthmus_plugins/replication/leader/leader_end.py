@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -22,7 +21,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import OffsetsCopy, Role
 from isthmus_control.origins import TopicOrigins
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.observers import LinkConfirmed
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import rare_lines
@@ -303,7 +302,7 @@ class LeaderEnd(Part):
         self._by_id[place] = stream
         try:
             async with self._limit:
-                source_topic_id = str(uuid.UUID(bytes=stream.topic_id))
+                source_topic_id = id_as_text(stream.topic_id)
                 origins = await self._origins.opening(stream)
                 answer = await stream.connection.call(
                     calls.OpenStream(stream.stream_id, stream.remote_topic, source_topic_id, key.partition, origins)

@@ -10,7 +10,6 @@ knows as well (``follower/origins.py``): who has read a batch and has a lease kn
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
@@ -19,7 +18,7 @@ from isthmus_control.commands import TermStart
 from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicState
 from isthmus_control.origins import PartitionOrigins, at
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, id_as_text
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls, features, histories
@@ -138,7 +137,7 @@ class LeaderOrigins:
 
 
 def _id_of(stream: LeaderStream) -> str:
-    return str(uuid.UUID(bytes=stream.topic_id))
+    return id_as_text(stream.topic_id)
 
 
 def _until(known: PartitionOrigins, offset: int) -> float:

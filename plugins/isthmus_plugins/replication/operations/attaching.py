@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ from isthmus_control.model import (
 from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.links import (
     AttachResult,
     GroupPlan,
@@ -689,4 +688,4 @@ def _as_answered(plan: TopicPlan) -> calls.PlannedTopic:
 
 
 def _text(topic: TopicInfo) -> str:
-    return str(uuid.UUID(bytes=topic.topic_id))
+    return id_as_text(topic.topic_id)

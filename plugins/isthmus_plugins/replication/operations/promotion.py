@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,7 +49,14 @@ from isthmus_control.model import (
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import setting_changes
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, TransactionMarkers
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    KafkaRefused,
+    TopicInfo,
+    TopicPartition,
+    TransactionMarkers,
+    id_as_text,
+)
 from isthmus_plugins.links import (
     Attach,
     GroupVerdict,
@@ -571,7 +577,7 @@ class Promotions:
             raise BrokerUnavailable(f"the log end of {lacking[0][0]}-{lacking[0][1]} cannot be read")
         return {
             topic.name: calls.TopicEnds(
-                str(uuid.UUID(bytes=topic.topic_id)),
+                id_as_text(topic.topic_id),
                 tuple(ends[topic.name, partition] for partition in range(len(topic.partitions))),
             )
             for topic in topics

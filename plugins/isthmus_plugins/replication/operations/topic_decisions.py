@@ -7,7 +7,6 @@ now, or somebody deleted the follower's own, nothing is lost and nothing goes on
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
@@ -20,7 +19,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_control.origins import Ended
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower.topic_plans import Refusal
@@ -207,4 +206,4 @@ def _decision(
 
 
 def _id(topic: TopicInfo) -> str:
-    return str(uuid.UUID(bytes=topic.topic_id))
+    return id_as_text(topic.topic_id)

@@ -10,7 +10,6 @@ Syncing again if it never reached In-Sync, and acks go out when that record is a
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -19,7 +18,7 @@ from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Reason, ResourceType, Role, SyncState
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, id_as_text
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition, SyncPlace
@@ -277,7 +276,7 @@ class SyncPartitions:
             stream = self._pushed.get(key)
             record = self._links.record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
-            another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
+            another = record is not None and stream is not None and record.topic_id != id_as_text(stream.topic_id)
             if self._links.is_unrecorded(key.link, key.place):
                 progress.leaves()
                 if now >= progress.retry_at:
@@ -354,7 +353,7 @@ class SyncPartitions:
         for stream in streams:
             self.progress[stream.key].retry_at = self._clock.monotonic() + JOIN_RETRY_S
         entries = tuple(
-            PartitionSync(stream.key.topic, _as_uuid(stream.topic_id), stream.key.partition, stream.acked)
+            PartitionSync(stream.key.topic, id_as_text(stream.topic_id), stream.key.partition, stream.acked)
             for stream in streams
         )
         await recording.record(self._context, RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
@@ -367,7 +366,7 @@ class SyncPartitions:
             progress.retry_at = self._clock.monotonic() + NEW_RETRY_S
             if topic_id is not None:
                 progress.is_new = True
-                entries.append(PartitionSync(key.topic, _as_uuid(topic_id), key.partition, 0))
+                entries.append(PartitionSync(key.topic, id_as_text(topic_id), key.partition, 0))
         new = RecordSync(link.name, link.link_id, SyncState.IN_SYNC, tuple(entries), from_first=True)
         await recording.record(self._context, new)
 
@@ -427,10 +426,6 @@ class SyncPartitions:
             if progress is not None and progress.join_end == NOT_READ and progress.joining == joined_by:
                 progress.read(ends.get(stream.key.place), self._clock.monotonic())
         self._wake()
-
-
-def _as_uuid(topic_id: bytes) -> str:
-    return str(uuid.UUID(bytes=topic_id))
 
 
 def _led(link: Link, topic: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from isthmus_control.model import (
 )
 from isthmus_control.rules.claims import AHEAD_MS
 from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
-from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.cluster import TopicPartition, id_as_text
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
@@ -118,7 +117,7 @@ def recorded_sync(
     """
     record = None
     if topic_id is not None:
-        record = state.sync_record(key.link, key.topic, str(uuid.UUID(bytes=topic_id)), key.partition)
+        record = state.sync_record(key.link, key.topic, id_as_text(topic_id), key.partition)
     any_of = _chosen(state, key, demands.confirm)
     if record is None and is_new(key.link, key.place):
         return SyncStatus(state="In-Sync", since_offset=0, from_first=True, any_of=any_of)

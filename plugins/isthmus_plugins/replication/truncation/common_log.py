@@ -19,7 +19,6 @@ looked for from the end on, in steps that double, since what differs mostly stan
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final, NamedTuple
@@ -27,7 +26,7 @@ from typing import Final, NamedTuple
 from isthmus_control.model import FollowerTopic, ResourceType, SourceEpoch
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import Comparison
 from isthmus_plugins.replication.comparison.digests import (
@@ -152,7 +151,7 @@ class CommonLog(Part):
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         strict = self._context.control.state.lookup.demands(ResourceType.TOPIC, topic.name).strict
-        return calls.LimitsAnswer(*ends, log_end, compacts, str(uuid.UUID(bytes=topic.topic_id)), strict)
+        return calls.LimitsAnswer(*ends, log_end, compacts, id_as_text(topic.topic_id), strict)
 
     async def on_epoch_end(self, connection: LinkConnection, question: calls.EpochEnd) -> calls.EpochEndAnswer:
         """The same, and where an epoch ends in it."""

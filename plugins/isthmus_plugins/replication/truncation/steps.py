@@ -26,7 +26,7 @@ from isthmus_control.truncations import (
     TruncationPhase,
 )
 from isthmus_plugins import setting_changes
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, NewTopic, TopicInfo, TopicPartition, id_as_text
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
 from isthmus_plugins.replication.comparison.shared_logs import SharedLogs
@@ -65,7 +65,7 @@ _P = TruncationPhase
 
 
 def _id(info: TopicInfo) -> str:
-    return str(uuid.UUID(bytes=info.topic_id))
+    return id_as_text(info.topic_id)
 
 
 def views_of(info: TopicInfo) -> tuple[PartitionView, ...]:
@@ -423,14 +423,14 @@ class TruncationSteps:
             topic_id = await cluster.create_topic(
                 truncation.topic, len(truncation.partitions), layout.replication_factor, layout.configs
             )
-            self._made_now.add(str(uuid.UUID(bytes=topic_id)))
+            self._made_now.add(id_as_text(topic_id))
         else:
             topic_id = info.topic_id
         effective, inherited = (await cluster.topic_configs(truncation.topic, {MESSAGE_BYTES_MAX}))[MESSAGE_BYTES_MAX]
         if truncation.message_bytes_max is None and effective == inherited:  # it had none of its own
             await self._ownership.confirm(truncation)
             await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: None})
-        await self._ownership.advance(truncation, _P.REFILLING, new_topic_id=str(uuid.UUID(bytes=topic_id)))
+        await self._ownership.advance(truncation, _P.REFILLING, new_topic_id=id_as_text(topic_id))
 
     async def _is_blank(self, info: TopicInfo, partitions: int, layout: TopicLayout) -> bool:
         """Whether a topic is what an attempt before has made, without the answer getting through."""
