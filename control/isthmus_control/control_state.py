@@ -231,5 +231,7 @@ def changed_keys(before: Mapping[K, V], after: Mapping[K, V]) -> list[K]:
     """Where two states' tables differ: what is in one alone, or has another value, which is another object."""
     if before is after:
         return []
-    gone = [key for key in before if key not in after]
-    return gone + [key for key, value in after.items() if before.get(key) is not value]
+    others = [key for key, value in after.items() if before.get(key) is not value]
+    if len(before) + sum(key not in before for key in others) == len(after):
+        return others  # nothing is gone: of thousands mostly one is another
+    return others + [key for key in before if key not in after]

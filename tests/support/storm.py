@@ -324,7 +324,7 @@ class Storm(AtWork):
         until("the link has all", self.has_all)
         self.check_now()
         uncommitted, committed = self._compare("read_uncommitted"), self._compare("read_committed")
-        held = Held.of(uncommitted, committed)
+        held = Held.of(pair.a.kafka, uncommitted, committed)
         for writer in self.writers:
             writer.check(held)
         self._check_readers({"read_uncommitted": uncommitted, "read_committed": committed})

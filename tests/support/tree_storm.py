@@ -363,7 +363,7 @@ class TreeStorm(AtWork):
             own = [
                 proof.read(name, partition, part) for partition, part in enumerate(self._read(name, "read_committed"))
             ]
-            held = Held.of(self._read(name, "read_uncommitted"), own)
+            held = Held.of(self.sides[name].kafka, self._read(name, "read_uncommitted"), own)
             for writer in self.writers:
                 if writer.kind.startswith(f"{name}-"):
                     try:

@@ -244,28 +244,28 @@ class FollowerReplicas(Part):
                 self._lacking.setdefault(name, reasons.settings_refused(name, {IN_SYNC_MIN: error}))
                 del wanted[name]
         now = self._context.clock.monotonic()
-        if wanted == self._in_sync_min and now < self._in_sync_min_due:
-            return
-        names, digests, all_fit = sorted(wanted), {}, True
+        whole = now >= self._in_sync_min_due
+        # In between only what is new, or was not as it is to be: of thousands of topics that come one after the other
+        # each would have all others read again.
+        asked = [name for name, value in wanted.items() if whole or self._in_sync_min.get(name) != value]
+        names, digests, unfit = sorted(asked), {}, set[str]()
         for start in range(0, len(names), topic_settings.DESCRIBED_AT_ONCE):
             some = names[start : start + topic_settings.DESCRIBED_AT_ONCE]
             key = tuple((name, wanted[name]) for name in some)
             digest, described = await self._context.cluster.effective_configs(some, self._digests.get(key))
-            differing = 0
             for name, effective in (described or {}).items():
                 has = self._found_min[name] = int(effective.get(IN_SYNC_MIN) or 1)
                 if has < wanted[name] or (has > wanted[name] and name not in OWN_TOPICS):
-                    differing += 1
+                    unfit.add(name)
                     # More than are in sync would stop who writes now.
                     if has > wanted[name] or replica_plans.filled(topics[name]) >= wanted[name]:
                         await self._set_in_sync_min(name, wanted[name])
-            if differing:
-                all_fit = False
-            else:
+            if unfit.isdisjoint(some):
                 digests[key] = digest
         # What was set, or refused, is looked at once more.
-        self._in_sync_min = wanted if all_fit else {}
-        self._digests, self._in_sync_min_due = digests, now + SETTINGS_INTERVAL_S
+        self._in_sync_min = {name: value for name, value in wanted.items() if name not in unfit}
+        if whole:
+            self._digests, self._in_sync_min_due = digests, now + SETTINGS_INTERVAL_S
 
     async def _set_in_sync_min(self, topic: str, value: int) -> None:
         check_lease(self._context)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -326,5 +327,37 @@ def test_a_setting_that_is_refused_is_not_set_at_each_look() -> None:
         await scene.prepare()
         assert await scene.look() is None
         assert scene.in_sync_min == "2"
+
+    on_cluster(work)
+
+
+def test_of_topics_that_come_one_after_the_other_each_has_its_settings_read_by_itself() -> None:
+    async def work(scene: Scene) -> None:
+        scene.cluster.brokers += [2, 3]
+        asked = list[tuple[str, ...]]()
+        effective_configs = scene.cluster.effective_configs
+
+        async def noted(topics: Sequence[str], known: bytes | None = None) -> Any:
+            asked.append(tuple(topics))
+            return await effective_configs(topics, known)
+
+        async def add(number: int) -> None:
+            topic = replace(WANTED, topic=f"local-{number}", topic_id=str(uuid.uuid5(uuid.NAMESPACE_OID, str(number))))
+            assert (await scene.prepare(topic)).ready
+
+        await add(0)
+        await scene.look()
+        scene.cluster.effective_configs = noted  # type: ignore[method-assign]
+        for number in (1, 2):
+            await add(number)
+            asked.clear()
+            await scene.replicas.look()
+            assert asked == [(f"remote-{number}",)]
+        await asyncio.sleep(module.SETTINGS_INTERVAL_S)
+        for number in (0, 1, 2):
+            await add(number)
+        asked.clear()
+        await scene.replicas.look()
+        assert [name for name in asked[0] if name.startswith("remote-")] == ["remote-0", "remote-1", "remote-2"]
 
     on_cluster(work)
