@@ -26,7 +26,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 SETTLED_S: Final = 2.0
-"""How long what was found holds where neither topics nor what it goes by have changed, nor any stream has ended."""
+"""How long what was found holds where neither topics nor what it goes by have changed, nor any stream has ended; longer
+among many topics, of which whole looks take ``SETTLED_SHARE`` of the time then."""
+SETTLED_SHARE: Final = 0.005
+SETTLED_MAX_S: Final = 10.0
 NEW_S: Final = 60.0
 """How long a partition is new after it was found: by then the target has it, or why it has not is to be seen."""
 LOOKS_SHARE: Final = 0.05
@@ -269,7 +272,8 @@ class Discovery:
             self.topics, self.looks = topics, self.looks + 1
             all_pushed = self._found(topics)
             took_s = self._context.clock.monotonic() - began
-            self._settled = _Settled(goes_by, began + SETTLED_S, all_pushed, took_s)
+            settled_s = min(SETTLED_MAX_S, max(SETTLED_S, took_s / SETTLED_SHARE))
+            self._settled = _Settled(goes_by, began + settled_s, all_pushed, took_s)
         else:
             self._configs.watch(())
             self._targets.sends = frozenset()

@@ -26,7 +26,14 @@ from isthmus_control.model import (
 )
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
-from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, PAUSE_MAX_S, SETTLED_S, Discovery
+from isthmus_plugins.replication.leader.discovery import (
+    DISCOVERY_INTERVAL_S,
+    PAUSE_MAX_S,
+    SETTLED_MAX_S,
+    SETTLED_S,
+    SETTLED_SHARE,
+    Discovery,
+)
 from isthmus_plugins.replication.leader.target_topics import PREPARE_INTERVAL_S, PreparedTopic
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
@@ -370,6 +377,30 @@ def test_nothing_is_looked_at_whole_until_something_has_changed(what: str, all_p
         assert scene.led.keys() >= {("l-t", 0)}, "led again"
         await asyncio.sleep(SETTLED_S + DISCOVERY_INTERVAL_S)
         assert len(scene.looks) > whole, "from time to time it is"
+
+    on_scene(work)
+
+
+def test_whole_looks_come_less_often_where_they_take_long() -> None:
+    async def work(scene: Scene) -> None:
+        took_s, clock, found = [0.0], scene.context.clock, scene.found
+        scene.context.clock = SimpleNamespace(monotonic=lambda: clock.monotonic() + sum(took_s))
+
+        def long_found(topics: Mapping[str, TopicInfo]) -> bool:
+            took_s.append(SETTLED_MAX_S * SETTLED_SHARE)
+            return found(topics)
+
+        scene.discovery._found = long_found
+        scene.all_pushed = True
+        scene.add("l-t", 1)
+        await asyncio.sleep(SOON_S)
+        whole, looks = len(scene.looks), scene.discovery.looks
+        await asyncio.sleep(2 * SETTLED_MAX_S)
+        assert 1 <= len(scene.looks) - whole <= 2
+        assert scene.discovery.looks - looks > SETTLED_MAX_S, "topics are read all the same"
+        scene.add("l-u", 1)
+        await asyncio.sleep(SOON_S)
+        assert ("l-u", 0) in scene.led
 
     on_scene(work)
 
