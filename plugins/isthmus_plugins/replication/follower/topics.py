@@ -94,8 +94,6 @@ class _Prepared(NamedTuple):
     code: str | None
     message: str | None
     filling: int | None = None
-    info: TopicInfo | None = None
-    """Where it was made just now: as it was once it had leaders."""
 
     def answer(self, topics: Mapping[str, TopicInfo]) -> calls.PreparedTopic:
         """``topics``: what the cluster has now."""
@@ -188,11 +186,9 @@ class FollowerTopics(Part):
 
         answered = dict(await some_at_once(AT_ONCE, prepared, question.topics))
         ready = {topic: each.local for topic, each in answered.items() if each.local is not None}
-        made = {each.info.name: each.info for each in answered.values() if each.info is not None}
-        changed = {each.local for each in answered.values() if each.changed and each.local is not None}
-        others = self._with_leaders(changed - made.keys())
-        led, _ = await asyncio.gather(others, self._note_source_log(link_name, question, ready))
-        topics = {**topics, **made, **led}
+        changed = [each.local for each in answered.values() if each.changed and each.local is not None]
+        led, _ = await asyncio.gather(self._with_leaders(changed), self._note_source_log(link_name, question, ready))
+        topics = {**topics, **led}
         return calls.PrepareTopicsAnswer({topic: each.answer(topics) for topic, each in answered.items()})
 
     def _locals(self, link_name: str, wanted: Iterable[calls.WantedTopic]) -> set[str]:
@@ -219,7 +215,7 @@ class FollowerTopics(Part):
                 if waits:
                     topics = await self._context.cluster.topics_named(self._locals(link_name, [wanted]))
                     found = await self.settings.read(link_name, [wanted], topics)
-                local, changed, made = await self._prepare(connection, wanted, topics)
+                local, changed = await self._prepare(connection, wanted, topics)
                 self._replicas.said(local, said.replication_factor, said.in_sync_min)
                 refused = self.settings.refused.get(local) if changed else None
                 if wanted.configs is not None and local in topics:
@@ -236,7 +232,7 @@ class FollowerTopics(Part):
                 return _Prepared(None, False, reasons.BROKER_UNAVAILABLE, str(error))
         self.refused.pop(local, None)
         code, amiss = (None, None) if refused is None else (refused.code, refused.message)
-        return _Prepared(local, changed, code, amiss, self.settings.filling(local), made)
+        return _Prepared(local, changed, code, amiss, self.settings.filling(local))
 
     async def _note_source_log(self, link_name: str, question: calls.PrepareTopics, ready: Mapping[str, str]) -> None:
         """Record in which control log the source has what is followed, where that is not known yet or another one."""
@@ -353,9 +349,8 @@ class FollowerTopics(Part):
 
     async def _prepare(
         self, connection: LinkConnection, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo]
-    ) -> tuple[str, bool, TopicInfo | None]:
-        """One topic: (its local name, whether topics changed, what was made). Raises Refusal, KafkaRefused,
-        BrokerUnavailable."""
+    ) -> tuple[str, bool]:
+        """One topic: (its local name, whether topics changed). Raises Refusal, KafkaRefused, BrokerUnavailable."""
         link_name = connection.link_name
         state = self._context.control.state
         source_topic = wanted.topic
@@ -382,18 +377,18 @@ class FollowerTopics(Part):
                 if topic_plans.awaits_cut(record, counterpart.mapping):
                     raise _to_be_cut(local)
                 self._check_source(record, wanted, existing, goes)
-                return local, await self._go_on(record, wanted.partitions, existing) or waited, None
+                return local, await self._go_on(record, wanted.partitions, existing) or waited
             case Step.CREATE:
-                made = await self._create(link_name, wanted, local)
+                await self._create(link_name, wanted, local)
             case Step.REPLACE:
                 assert existing is not None
                 log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
                 await self._lose(existing)
-                made = await self._create(link_name, wanted, local)
+                await self._create(link_name, wanted, local)
             case Step.ADOPT:
                 assert existing is not None
-                made = await self._adopt_or_refuse(connection, counterpart.mapping, record, wanted, local, existing)
-        return local, True, made
+                await self._adopt_or_refuse(connection, counterpart.mapping, record, wanted, local, existing)
+        return local, True
 
     async def _own_transactions_end(self, link_name: str, mapping: NamespaceMapping) -> bool:
         """Return when this cluster has no transactions of its own in a namespace; whether that took time.
@@ -449,8 +444,7 @@ class FollowerTopics(Part):
     def _is_recent(self, record: FollowerTopic) -> bool:
         return self._context.clock.time() - record.recorded_ms / 1000 < MADE_S
 
-    async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> TopicInfo | None:
-        """Make a topic, and record that it follows; what it is once it has leaders. None: nobody knows it yet."""
+    async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(self._is(link_name, wanted, local, TopicState.CREATING))
         self.settings.made(local)
         try:
@@ -462,16 +456,7 @@ class FollowerTopics(Part):
                 raise
             topic_id = await self._create_replicated(wanted, local, alive)
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
-        follows = self._follows(link_name, wanted, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
-        # Both have ended when the topic's turn does, whichever fails.
-        leaders = self._with_leaders([local])
-        recorded, led = await asyncio.gather(follows, leaders, return_exceptions=True)
-        if isinstance(recorded, BaseException):
-            raise recorded
-        if isinstance(led, BaseException):
-            raise led
-        made = led.get(local)  # a broker that lags may still say what had the name before
-        return made if made is not None and made.topic_id == topic_id else None
+        await self._follows(link_name, wanted, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
 
     async def _create_replicated(self, wanted: calls.WantedTopic, local: str, factor: int) -> bytes:
         configs = await self.settings.wanted(local, wanted.configs or {}, factor)
@@ -504,15 +489,13 @@ class FollowerTopics(Part):
         wanted: calls.WantedTopic,
         local: str,
         existing: TopicInfo,
-    ) -> TopicInfo | None:
-        """Follow with a topic that is there; what was made in its place. Raises Refusal, KafkaRefused,
-        BrokerUnavailable."""
+    ) -> None:
         link_name = connection.link_name
         said = mapping.said_shared(topic_plans.id_of(existing))
         plan, ends = await self.plan(mapping, wanted, local, existing, peer=connection, said=said)
         now = self._context.control.state.follower_topics.get(local)
         if now is not None and now.state is TopicState.FOLLOWING and now.link == link_name:
-            return None  # another proxy of this cluster was faster
+            return  # another proxy of this cluster was faster
         if plan.action == "refuse":
             reason = Reason(ReasonCode.TARGET_TOPIC_NOT_EMPTY, plan.reason or "")
             if record is None or record.state is not TopicState.REFUSED or record.reason != reason:
@@ -531,7 +514,8 @@ class FollowerTopics(Part):
             )
             await self._record(self._is(link_name, wanted, local, TopicState.CREATING))
             await self._lose(existing)
-            return await self._create(link_name, wanted, local)
+            await self._create(link_name, wanted, local)
+            return
         partitions = wanted.partitions
         if len(existing.partitions) < partitions:
             await cluster.create_partitions(local, partitions)
@@ -544,7 +528,6 @@ class FollowerTopics(Part):
         self.settings.has_without(local, refused)
         await self._close_before(link_name, wanted.topic_id, existing, ends)
         await self._follows(link_name, wanted, local, existing.topic_id, ends)
-        return None
 
     async def plan(
         self,
