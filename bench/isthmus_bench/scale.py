@@ -7,7 +7,8 @@ can be read. Then:
 
 1. a namespace that holds them is attached: the time until all partitions follow, as the source's proxy says;
 2. both sides are verified, several times: of few topics that takes less than a second;
-3. topics are created at the source, one after the other, with a record: the time until the target has that;
+3. topics are created at the source, through its proxy, one after the other, with a record: the time until the target
+   has that;
 4. the source's brokers are restarted, one after the other (``rolling_restart``).
 
 CPU is that of both proxies together; of 2. and 4. without what they take idle in that time, which is shown beside it:
@@ -367,12 +368,13 @@ class _Scale:
 
     async def _new_topics(self) -> list[_NewTopic]:
         source, target = (ClusterClient([each.bootstrap_servers.split(",")[0]]) for each in (self._a, self._b))
-        async with source, target:
+        client = ClusterClient([self._proxies[0].bootstrap])
+        async with source, target, client:
             found = []
             for number in range(self._plan.new_topics):
                 place = TopicPartition(f"{TOPICS}new-{number}", 0)
                 began = time.monotonic()
-                created = await source.create_topics([NewTopic(place.topic, self._plan.partitions, -1, {})])
+                created = await client.create_topics([NewTopic(place.topic, self._plan.partitions, -1, {})])
                 if (error := created[place.topic].error) is not None:
                     raise ProxyFailed(f"{place.topic} was not created: {error}")
                 await self._until(source, [place], 0)

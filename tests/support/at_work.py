@@ -110,7 +110,7 @@ class Held:
 def unmarked(kafka: KafkaCluster) -> Counter[str]:
     """By transactional id: how often brokers of a cluster left out markers of a transaction that they had ended.
 
-    Kafka 4.3 does that of partitions without a leader, as a cluster's only broker finds them that was killed right after
+    Kafka 4.3 does that of partitions without a leader, as the only broker of a cluster finds them that was killed after
     its answer to EndTxn (docs/operations.md): what the producer ends next decides about both transactions.
     """
     return Counter(found for broker_id in kafka.broker_ids for found in _UNMARKED.findall(kafka.log(broker_id)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import is_
 from typing import Final, NamedTuple, TypeAlias
 
@@ -12,6 +12,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed_topics
 from isthmus_control.model import Link, NamespaceMapping
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_plugins.aside import answered_on_loop
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
@@ -20,11 +22,14 @@ from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.schema import ApiKey
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
+MADE_S: Final = 0.05
+"""From the answer to a client that makes topics, or partitions, to the next look: brokers know them by then."""
 SETTLED_S: Final = 2.0
 """How long what was found holds where neither topics nor what it goes by have changed, nor any stream has ended; longer
 among many topics, of which whole looks take ``SETTLED_SHARE`` of the time then."""
@@ -109,6 +114,10 @@ class Discovery:
         self._prepared = prepared
         self._tasks = Tasks("discovery", context.supervision)
         self._changed, self._looked = asyncio.Event(), asyncio.Event()
+        self._unsettled = False
+        """The next look is to be a whole one."""
+        self._made: asyncio.TimerHandle | None = None
+        """The look that is due since a client has made something."""
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(
             context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first, begins
@@ -158,7 +167,26 @@ class Discovery:
 
     def wake(self) -> None:
         """Look again now."""
+        self._unsettled = True
         self._changed.set()
+
+    def hooks(self) -> Sequence[RequestHook]:
+        """Requests that make topics or partitions: what they have made is looked for at once."""
+        return [RequestHook(key, self._making, pure=True) for key in (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS)]
+
+    def _making(self, request: Request) -> Verdict:
+        if not self._context.control.state.links:
+            return None
+        return Replace(request.frame, answered_on_loop(self._answered_to_client))
+
+    def _answered_to_client(self, frame: bytes) -> bytes:
+        if self._made is None:
+            self._made = asyncio.get_running_loop().call_later(MADE_S, self._look_for_made)
+        return frame
+
+    def _look_for_made(self) -> None:
+        self._made = None
+        self._changed.set()  # a whole look only if there is something new
 
     async def look_again(self) -> None:
         """Return when a look has ended that began later, at topics that this proxy leads."""
@@ -202,8 +230,9 @@ class Discovery:
         while True:
             before, began = began, self._context.clock.monotonic()
             ahead_s = max(0.0, ahead_s - REPAID * (began - before))
-            if self._changed.is_set():
-                self._changed.clear()
+            self._changed.clear()
+            if self._unsettled:
+                self._unsettled = False
                 self.unsettle()
             busy_s = 0.0
             try:

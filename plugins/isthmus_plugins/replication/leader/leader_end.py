@@ -21,6 +21,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import OffsetsCopy, Role
 from isthmus_control.origins import TopicOrigins
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import RequestHook
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
 from isthmus_plugins.observers import LinkConfirmed
 from isthmus_plugins.process import PluginContext
@@ -129,6 +130,9 @@ class LeaderEnd(Part):
         await self._tasks.close()
         for tail in self._tails.values():
             await tail.stop()
+
+    def hooks(self) -> Sequence[RequestHook]:
+        return self.discovery.hooks()
 
     def answers(self) -> Sequence[Answering]:
         return (calls.EndedTransactions.by(self.ended_transactions),)

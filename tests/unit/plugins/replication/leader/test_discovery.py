@@ -25,9 +25,11 @@ from isthmus_control.model import (
     Role,
 )
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import Client, Replace, Request
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.replication.leader.discovery import (
     DISCOVERY_INTERVAL_S,
+    MADE_S,
     PAUSE_MAX_S,
     SETTLED_MAX_S,
     SETTLED_S,
@@ -38,6 +40,7 @@ from isthmus_plugins.replication.leader.target_topics import PREPARE_INTERVAL_S,
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.schema import ApiKey
 
 LINK = "link"
 SOON_S = 3 * DISCOVERY_INTERVAL_S
@@ -186,6 +189,39 @@ def test_a_topic_is_found_soon_and_a_change_at_once() -> None:
         await asyncio.sleep(0.05)
         assert ("l-u", 0) in scene.led
         assert scene.looks[-1].topics.keys() == {"l-t", "l-u"}
+
+    on_scene(work)
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS])
+def test_what_a_client_makes_is_found_at_once(api_key: ApiKey) -> None:
+    async def work(scene: Scene) -> None:
+        scene.all_pushed = True
+        await asyncio.sleep(SOON_S + DISCOVERY_INTERVAL_S / 2)
+        (hook,) = [each for each in scene.discovery.hooks() if each.api_key == api_key]
+        request = Request(b"request", True, api_key, 7, 1, 0.0, Client(1, "here:1", 1, "PLAINTEXT"))
+
+        async def make(name: str | None) -> None:
+            verdict = hook.on_request(request)
+            assert isinstance(verdict, Replace)
+            assert verdict.frame == b"request"
+            assert verdict.on_response is not None
+            if name is not None:
+                scene.add(name, 1)
+            assert verdict.on_response(b"answer") == b"answer"
+
+        await make("l-t")
+        await asyncio.sleep(MADE_S + 0.01)
+        assert ("l-t", 0) in scene.led
+        await asyncio.sleep(SOON_S)
+        whole, looks = len(scene.looks), scene.discovery.looks
+        for _ in range(10):  # together, and nothing came of them
+            await make(None)
+        await asyncio.sleep(MADE_S + 0.01)
+        assert len(scene.looks) == whole
+        assert 1 <= scene.discovery.looks - looks <= 2, "one of them is due anyhow"
+        scene.state.links.clear()
+        assert hook.on_request(request) is None
 
     on_scene(work)
 
