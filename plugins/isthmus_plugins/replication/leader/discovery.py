@@ -172,7 +172,8 @@ class Discovery:
 
     def hooks(self) -> Sequence[RequestHook]:
         """Requests that make topics or partitions: what they have made is looked for at once."""
-        return [RequestHook(key, self._making, pure=True) for key in (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS)]
+        made_by = ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS
+        return [RequestHook(each, self._making, whole=True, pure=True) for each in made_by]
 
     def _making(self, request: Request) -> Verdict:
         if not self._context.control.state.links:
