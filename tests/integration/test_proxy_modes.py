@@ -394,6 +394,55 @@ def test_a_proxy_that_another_one_relieved_stops(name: str, three: KafkaCluster)
             produce_to_all(relief.bootstrap, topic, 6)
 
 
+def test_what_clients_that_went_elsewhere_had_asked_a_proxy_that_slept_is_not_asked_any_more(
+    three: KafkaCluster,
+) -> None:
+    """They have asked again where they went, and gone on: the end of a transaction would end the next one."""
+    lease: dict[str, Any] = {"extra": {"proxy": {"lease_s": 2.0}}}
+    topic, transactional_id = create_topic(three, 1), unique("storm-")
+    producer: dict[str, Any] = {}
+
+    def coordinator(proxy: ProxyProcess) -> str | None:
+        with Wire(proxy.bootstrap) as wire:
+            found = wire.request(ApiKey.FIND_COORDINATOR, 3, {"key": transactional_id, "key_type": 1})
+            return None if found.error_code else f"{found.host}:{found.port}"
+
+    def initialised(wire: Wire) -> bool:
+        asked = {"transactional_id": transactional_id, "transaction_timeout": 60_000}
+        answer = wire.request(ApiKey.INIT_PRODUCER_ID, 4, {**asked, "producer_id": -1, "producer_epoch": -1})
+        producer.update(producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+        return not answer.error_code
+
+    def added(wire: Wire) -> bool:
+        asked = {f"v3_and_below_{name}": value for name, value in producer.items()}
+        topics = [{"name": topic, "partitions": [0]}]
+        asked |= {"v3_and_below_transactional_id": transactional_id, "v3_and_below_topics": topics}
+        (found,) = wire.request(ApiKey.ADD_PARTITIONS_TO_TXN, 3, asked).results_by_topic_v3_and_below
+        return not found.results_by_partition[0].partition_error_code
+
+    def ended(wire: Wire, committed: bool) -> int:
+        asked = {"transactional_id": transactional_id, "committed": committed, **producer}
+        return int(wire.request(ApiKey.END_TXN, 3, asked).error_code)
+
+    with whole_cluster(three, **lease) as slept:
+        elsewhere = Wire(until("the coordinator is there", lambda: coordinator(slept)))
+        until("there is a producer", lambda: initialised(elsewhere))
+        until("a transaction has begun", lambda: added(elsewhere))
+        slept.pause()
+        elsewhere.send(ApiKey.END_TXN, 3, {"transactional_id": transactional_id, "committed": True, **producer})
+        elsewhere.close()
+        with (
+            ProxyProcess(three.bootstrap_servers, name="relief", **lease) as relief,
+            Wire(until("the coordinator is there", lambda: coordinator(relief))) as wire,
+        ):
+            assert ended(wire, committed=True) == 0
+            until("the next transaction has begun", lambda: added(wire))
+            slept.resume()
+            until("it stops", lambda: not slept.running)
+            slept.stop()
+            assert ended(wire, committed=False) == 0
+
+
 def test_a_broker_whose_port_is_taken_leaves_the_others_served(three: KafkaCluster) -> None:
     topic = create_topic(three)
     taken = socket.create_server(("127.0.0.1", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -63,6 +64,9 @@ _WAITS: Final = -1
 _NO_LEAVE: Final = Leave(float("-inf"))
 Known: TypeAlias = "tuple[int, Leave, tuple[bytes, ...], int, Route]"
 """Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
+_LATE: Final = "client gone, lease lost"
+_ESTABLISHED: Final = 1
+"""The kernel's TCP_ESTABLISHED, the first byte of its tcp_info."""
 _UNTIL_SERVED: Final = 1 << 62
 """More bytes than come: nothing is looked at before the broker's connection is there."""
 
@@ -462,6 +466,9 @@ class Downstream(Peer):
             if not _SMALLEST_REQUEST <= size <= self._gateway.frame_bytes_max:
                 oversized = size > self._gateway.frame_bytes_max
                 self.session.fault("oversized request" if oversized else "malformed request", f"{size} bytes")
+                return
+            if route.is_write and route.acks is None and self._comes_late(arrived):
+                self.session.close(_LATE)
                 return
             end = position + 4 + size
             acks = 1
@@ -865,6 +872,9 @@ class Downstream(Peer):
         if not isinstance(verdict, Hold | Ask):
             self._held = False
             forwards = not isinstance(verdict, Answer | Close)
+            if forwards and route.is_write and self._comes_late(monotonic()):
+                self.session.close(_LATE)
+                return
             if forwards and route.is_write and self._gateway.deciding.overtaken(self._since):
                 try:
                     verdict, _ = self._verdict(route, frame, True, correlation_id, monotonic())
@@ -880,6 +890,11 @@ class Downstream(Peer):
         self.release_reading()
         self.session.answered()
 
+    def _comes_late(self, now: float) -> bool:
+        """Whether a client may have sent a write again elsewhere, and have gone on: it has closed the connection, and
+        another proxy may have this one's place since. What ends a transaction would end the next one then."""
+        return now > self._gateway.vouches_until() and _closed_by_client(self._transport)
+
     def throttle(self) -> None:
         """Too many requests in flight: read on when half of them have been answered."""
         if not self.throttled:
@@ -889,6 +904,14 @@ class Downstream(Peer):
     def unthrottle(self) -> None:
         self.throttled = False
         self.release_reading()
+
+
+def _closed_by_client(transport: asyncio.Transport) -> bool:
+    """Whether all that comes has come: the loop, which reads what comes before that first, may not know it yet."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or transport.is_closing():
+        return True
+    return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]) != _ESTABLISHED
 
 
 def _drop(verdict: Verdict) -> None:

@@ -1433,6 +1433,28 @@ def test_a_write_does_not_go_on_when_the_lease_has_run_out() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_lease_a_write_goes_on_only_if_its_client_is_still_there(gone: bool) -> None:
+    """Another proxy may have served that client since, while this process stood still."""
+
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            front.gateway.vouches_until = lambda: float("-inf")
+            end = encode_request(build_request(ApiKey.END_TXN, 3, {"transactional_id": "t"}), 1, "client")
+            with socket.socket(fileno=os.dup(client.writer.get_extra_info("socket").fileno())) as its:
+                its.send(end)  # in one step of the loop
+                if gone:
+                    its.shutdown(socket.SHUT_WR)
+            if gone:
+                assert await upstream.closed() == b""
+                assert session.close_cause == "client gone, lease lost"
+            else:
+                assert await upstream.take() == end
+
+    run(main())
+
+
 def test_what_is_no_write_goes_on_without_a_lease() -> None:
     async def main() -> None:
         async with fronted() as front:
