@@ -439,7 +439,7 @@ def test_what_clients_that_went_elsewhere_had_asked_a_proxy_that_slept_is_not_as
             until("the next transaction has begun", lambda: added(wire))
             slept.resume()
             until("it stops", lambda: not slept.running)
-            slept.stop()
+            assert slept.stop() == 1
             assert ended(wire, committed=False) == 0
 
 

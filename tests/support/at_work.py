@@ -245,9 +245,9 @@ class Transactions(Writer):
             if {held.times[value] for value in values} not in allowed
         ]
         told = [[(value, held.times[value]) for value in values] for values in faulty]
-        assert not [each for values in told for each in values if each[1] > 1], f"{self.kind}: {told}"
         of = {value for values in faulty for value in values}
         self.wrong = sorted(place for place, value in held.at.items() if value in of)
+        assert not [each for values in told for each in values if each[1] > 1], f"{self.kind}: {told}"
         assert len(faulty) <= held.unmarked[self._settings["transactional.id"]], f"{self.kind}: {told}"
 
     @staticmethod

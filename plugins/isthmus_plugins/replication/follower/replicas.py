@@ -69,7 +69,7 @@ class FollowerReplicas(Part):
         self._digests: dict[tuple[tuple[str, int], ...], bytes] = {}
         """By topics and what they are to have: what their brokers said of their settings when they had that."""
         self._in_sync_min: dict[str, int] = {}
-        """By topic: its ``min.insync.replicas`` as of the latest look at settings."""
+        """By topic that had the ``min.insync.replicas`` which it is to have when it was last looked at: that."""
         self._in_sync_min_due = 0.0
         self._known_brokers: frozenset[int] = frozenset()
         """Those that are there, and those that are away and have replicas. As of the latest look; empty before."""
@@ -253,6 +253,8 @@ class FollowerReplicas(Part):
             some = names[start : start + topic_settings.DESCRIBED_AT_ONCE]
             key = tuple((name, wanted[name]) for name in some)
             digest, described = await self._context.cluster.effective_configs(some, self._digests.get(key))
+            if described is not None:
+                unfit |= set(some) - described.keys()  # not known yet
             for name, effective in (described or {}).items():
                 has = self._found_min[name] = int(effective.get(IN_SYNC_MIN) or 1)
                 if has < wanted[name] or (has > wanted[name] and name not in OWN_TOPICS):

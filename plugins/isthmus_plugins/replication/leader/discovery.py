@@ -117,7 +117,7 @@ class Discovery:
         self._unsettled = False
         """The next look is to be a whole one."""
         self._made: asyncio.TimerHandle | None = None
-        """The look that is due since a client has made something."""
+        """The last look that a client had made due."""
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(
             context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first, begins
@@ -133,6 +133,8 @@ class Discovery:
         """Partitions that came to be between two looks: when they were found (monotonic seconds)."""
         self._settled: _Settled | None = None
         """As of the last whole look; None: the next one is to be whole."""
+        self._asked_at = float("-inf")
+        """When targets were last asked for what is due."""
         self._wanted: dict[str, tuple[Wanted, list[str]]] = {}
         """By link, as of that look: what its target is asked for, and all led topics."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
@@ -155,6 +157,8 @@ class Discovery:
         self._configs.start()
 
     async def stop(self) -> None:
+        if self._made is not None:
+            self._made.cancel()
         await self._tasks.close()
         await self._configs.stop()
 
@@ -176,18 +180,14 @@ class Discovery:
         return [RequestHook(each, self._making, whole=True, pure=True) for each in made_by]
 
     def _making(self, request: Request) -> Verdict:
-        if not self._context.control.state.links:
-            return None
-        return Replace(request.frame, answered_on_loop(self._answered_to_client))
+        return Replace(request.frame, answered_on_loop(self._answered_to_client)) if self._leading() else None
 
     def _answered_to_client(self, frame: bytes) -> bytes:
-        if self._made is None:
-            self._made = asyncio.get_running_loop().call_later(MADE_S, self._look_for_made)
+        loop = asyncio.get_running_loop()
+        # So soon after another one the next look is due anyhow: clients may ask for what is refused without end.
+        if self._made is None or loop.time() > self._made.when() + DISCOVERY_INTERVAL_S:
+            self._made = loop.call_later(MADE_S, self._changed.set)  # a whole look only if there is something new
         return frame
-
-    def _look_for_made(self) -> None:
-        self._made = None
-        self._changed.set()  # a whole look only if there is something new
 
     async def look_again(self) -> None:
         """Return when a look has ended that began later, at topics that this proxy leads."""
@@ -294,6 +294,8 @@ class Discovery:
             ):
                 self.looks += 1
                 if settled.all_pushed:
+                    if began - self._asked_at >= SETTLED_S:  # they are to hear of what they have from time to time
+                        self._ask_targets()
                     return 0.0
                 self._ask_targets()
                 self._prepared(self.led)
@@ -313,6 +315,7 @@ class Discovery:
         return self._context.clock.monotonic() - began
 
     def _ask_targets(self) -> None:
+        self._asked_at = self._context.clock.monotonic()
         for link_name, (wanted, every) in self._wanted.items():
             self._targets.prepare(link_name, wanted, every)
 

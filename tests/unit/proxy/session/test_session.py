@@ -1455,6 +1455,27 @@ def test_without_a_lease_a_write_goes_on_only_if_its_client_is_still_there(gone:
     run(main())
 
 
+def test_without_a_lease_a_write_that_was_held_goes_on_only_if_its_client_is_still_there() -> None:
+    async def main() -> None:
+        go_on = asyncio.Event()
+
+        async def later() -> None:
+            await go_on.wait()
+            its.shutdown(socket.SHUT_WR)  # the loop does not know it yet
+
+        async with fronted(hook(lambda request: Hold(later()), api_key=ApiKey.END_TXN)) as front:
+            client, upstream, session = await front.connect()
+            its = socket.socket(fileno=os.dup(client.writer.get_extra_info("socket").fileno()))
+            with its:
+                client.send(encode_request(build_request(ApiKey.END_TXN, 3, {"transactional_id": "t"}), 1, "client"))
+                front.gateway.vouches_until = lambda: float("-inf")
+                go_on.set()
+                assert await upstream.closed() == b""
+                assert session.close_cause == "client gone, lease lost"
+
+    run(main())
+
+
 def test_what_is_no_write_goes_on_without_a_lease() -> None:
     async def main() -> None:
         async with fronted() as front:
