@@ -124,6 +124,8 @@ class Figure:
     """How long the source's own brokers took of that, until all replicas of a new topic had the record: the median."""
     new_topic_max_acked_s: float
     """The same of the slowest one."""
+    new_topic_behind_s: float
+    """From then on until the target has the record: of the topic of which that took longest."""
     resident_mb: float
     """Of both proxies."""
     restart: RollingRestart | None
@@ -186,6 +188,7 @@ def verdicts_of(figures: Sequence[Figure]) -> Iterator[Verdict]:
     yield Verdict(f"attach of {most.topics} topics against creating them", ATTACH_RATIO_MAX, most.attach_ratio)
     yield Verdict(f"verify of {most.topics} topics, s", VERIFY_MAX_S, most.verified_s)
     yield Verdict(f"a new topic beside {most.topics}, s", NEW_TOPIC_MAX_S, most.new_topic_max_s)
+    yield Verdict("of which after the source's replicas have it, s", NEW_TOPIC_MAX_S, most.new_topic_behind_s)
     compared: Mapping[str, Callable[[Figure], float]] = {
         "attach": lambda each: each.attached_s,
         "CPU to attach": lambda each: each.attach_cpu_s,
@@ -291,6 +294,7 @@ class _Scale:
             slowest.followed_s,
             statistics.median(each.acked_s for each in new),
             slowest.acked_s,
+            max(each.followed_s - each.acked_s for each in new),
             resident_mb,
             restart,
         )

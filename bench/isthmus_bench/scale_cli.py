@@ -77,6 +77,7 @@ def tables(report: Report) -> Iterator[Table]:
         "max s",
         "by the source s",
         "of the max s",
+        "behind it s",
         "MB",
     ]
     rows = [
@@ -92,6 +93,7 @@ def tables(report: Report) -> Iterator[Table]:
             number(each.new_topic_max_s, 2),
             number(each.new_topic_acked_s, 2),
             number(each.new_topic_max_acked_s, 2),
+            number(each.new_topic_behind_s, 2),
             number(each.resident_mb, 0),
         ]
         for each in report.figures
