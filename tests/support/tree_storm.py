@@ -22,7 +22,7 @@ from isthmus_bench.proxies import ProxyProcess
 from isthmus_plugins.distribution.kept import courses_group
 from isthmus_plugins.distribution.tree import Subtree, Tree
 from support import groups
-from support.at_work import PARTITIONS, RECOVERY_S, AtWork, Held, Idempotent, Transactions
+from support.at_work import PARTITIONS, RECOVERY_S, AtWork, Held, Idempotent, Transactions, unmarked
 from support.distributing import PLUGINS, Distributing, distributing
 from support.equality import describe
 from support.kafka import NOW_MS
@@ -375,10 +375,11 @@ class TreeStorm(AtWork):
         doubled = list(proof.doubled())
         self.doubled.update(f"{cluster}: {value.rpartition(b'-')[0].decode()}" for cluster, value in doubled)
         found = proof.faults([each for each in NAMES if each != CHOOSES], self._lost)
-        assert not found, "\n".join(found)
+        left = f"without markers: { {name: dict(unmarked(side.kafka)) for name, side in self.sides.items()} }"
+        assert not found, "\n".join((*found, left))
         if self.exactly_once:
             wrong = [(cluster, value) for cluster, value in doubled if not self._may_be_doubled(proof, value)]
-            assert not wrong, f"{len(wrong)} messages are there twice, such as {wrong[:5]}"
+            assert not wrong, f"{len(wrong)} messages are there twice, such as {wrong[:5]}; {left}"
 
     def _around(self, name: str, places: Sequence[tuple[int, int]]) -> str:
         """What a cluster's logs have around some partitions and offsets: markers are no records, and say more."""
