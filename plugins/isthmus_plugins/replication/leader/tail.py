@@ -58,8 +58,9 @@ LEFT_OUT_WAIT_MS: Final = 20
 """A read that leaves out a stream which waits for something waits no longer: by then that one may go on."""
 DECISION_SHORT_S: Final = 0.5
 """But not after this time if it waits for a decision, which may take as long as a transaction."""
-NEW_WAIT_MS: Final = 100
-"""Nor does the first read of a stream wait longer: partitions of a topic that is new come one after the other."""
+BUSY_WAIT_MS: Final = 100
+"""Nor does a read of busy streams, which a new one is among, wait longer: the next one has what came meanwhile, as the
+partitions of a new topic do one after the other."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
 GATHERING_S: Final = 0.002
@@ -202,8 +203,7 @@ class Tail:
                 connection = await self._context.cluster.fetch_connection(
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
                 )
-                new = lane is Lane.BUSY and any(stream.sent_bounds is None for stream in streams)
-                wait_ms = LEFT_OUT_WAIT_MS if short else NEW_WAIT_MS if new else TAIL_WAIT_MS
+                wait_ms = LEFT_OUT_WAIT_MS if short else BUSY_WAIT_MS if lane is Lane.BUSY else TAIL_WAIT_MS
                 await self._read(connection, streams[turn:] + streams[:turn], lane, wait_ms)
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})

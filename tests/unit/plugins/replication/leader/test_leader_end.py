@@ -125,6 +125,7 @@ def test_what_comes_soon_after_a_read_is_read_together_but_where_acks_wait_and_t
 
         monkeypatch.setattr(FakeFetchConnection, "fetch", fetch)
         monkeypatch.setattr(tail, "GATHERING_S", 0.2)  # much longer than a request takes here
+        monkeypatch.setattr(tail, "BUSY_WAIT_MS", 500)  # and shorter than a read that finds nothing
         monkeypatch.setattr(tail, "READS_AT_ONCE", 2)
         monkeypatch.setattr(tail, "GATHERING_OF_ROUND_TRIP", 1e9 if together else 1e-3)
         replicas.controls["A"].apply(AlterLink(LINK, mode=mode))

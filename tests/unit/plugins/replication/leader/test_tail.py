@@ -28,7 +28,7 @@ from isthmus_plugins.replication.leader.stream import (
     Lane,
     LeaderStream,
 )
-from isthmus_plugins.replication.leader.tail import BUSY_S, NEW_WAIT_MS, TAIL_WAIT_MS, Tail
+from isthmus_plugins.replication.leader.tail import BUSY_S, BUSY_WAIT_MS, TAIL_WAIT_MS, Tail
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
@@ -197,13 +197,16 @@ def test_every_record_leaves_once_and_in_order_although_the_broker_goes_away_aga
     on_tail(work)
 
 
-def test_partitions_of_a_new_topic_do_not_wait_for_the_read_of_the_first_of_them() -> None:
+@pytest.mark.parametrize("read_before_s", [0.01, BUSY_WAIT_MS / 1000 + 0.01, BUSY_S / 2])
+def test_partitions_of_a_new_topic_do_not_wait_for_the_read_of_others(read_before_s: float) -> None:
+    """Of the same topic, or of one that came right before."""
+
     async def work(scene: Scene) -> None:
         scene.read("t")
-        await asyncio.sleep(0.01)  # it is being read, and nothing comes
+        await asyncio.sleep(read_before_s)  # it is being read, and nothing comes
         partition, stream = scene.read("u")
         partition.write_values(b"1")
-        await asyncio.sleep(1.5 * NEW_WAIT_MS / 1000)
+        await asyncio.sleep(1.5 * BUSY_WAIT_MS / 1000)
         assert scene.sent.offsets(stream) == [0]
 
     on_tail(work)
