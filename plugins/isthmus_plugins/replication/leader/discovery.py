@@ -27,9 +27,9 @@ from isthmus_protocol.schema import ApiKey
 log = logging.getLogger("isthmus_plugins.replication")
 
 DISCOVERY_INTERVAL_S: Final = 0.4
-"""How often topics are looked for: one that is new is found, made on the target and followed within a second."""
+"""How often topics are read: one that is new is found, made on the target and followed within a second."""
 MADE_S: Final = 0.05
-"""From the answer to a client that makes topics, or partitions, to the next look: brokers know them by then."""
+"""From the answer to a client that makes topics, or partitions, to the next reading: brokers know them by then."""
 SETTLED_S: Final = 2.0
 """How long what was found holds where neither topics nor what it goes by have changed, nor any stream has ended; longer
 among many topics, of which whole looks take ``SETTLED_SHARE`` of the time then."""
@@ -38,15 +38,16 @@ SETTLED_MAX_S: Final = 10.0
 NEW_S: Final = 60.0
 """How long a partition is new after it was found: by then the target has it, or why it has not is to be seen."""
 LOOKS_SHARE: Final = 0.05
-"""Of the time that passes: what looks take among many topics, however much happens."""
-PAUSE_MAX_S: Final = 1.0
-"""What waits for a look waits no longer than this, though."""
-AHEAD_MAX_S: Final = 3.0
-"""By so much looks may come before it is their time, all in all, where topics are new."""
-REPAID: Final = 0.25
-"""Of the time that passes: so fast they may come early again."""
+"""Of the time that passes: what looks at all topics take where there are many, however much happens."""
+REST_MAX_S: Final = 1.0
+"""What waits for such a look waits no longer than this, though; topics that are new do not wait for it."""
+
+TIMER_S: Final = 0.001
+"""Timers are no more exact: what rests for less than this is not over yet, and would be looked at again and again."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
+Leading: TypeAlias = Sequence[tuple[Link, NamespaceMapping]]
+"""Namespaces that are led, each over a link."""
 
 
 class _GoesBy(NamedTuple):
@@ -93,6 +94,26 @@ class _Share(NamedTuple):
     """Whether the topic's settings are this proxy's to send."""
 
 
+class _Found(NamedTuple):
+    """What is to be pushed, of some topics."""
+
+    led: dict[LinkPartition, PreparedTopic | None]
+    wanted: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]]
+    """By link: the topics of which this proxy pushes partitions, by name."""
+    every: dict[str, list[str]]
+    """By link: all led topics."""
+    sends: set[str]
+    """Topics whose settings are this proxy's to send."""
+    epochs: dict[TopicPartition, int]
+    leaders: dict[TopicPartition, int]
+    moved: list[TopicPartition]
+    """Partitions that had another leader epoch before."""
+    new: list[LinkPartition]
+    """Partitions that were not there before, in namespaces that were led then."""
+    shares: dict[tuple[str, str], _Share]
+    """By link and topic."""
+
+
 class Discovery:
     """What of this cluster is to be pushed over links, as of the latest look at its topics."""
 
@@ -113,11 +134,15 @@ class Discovery:
         self._found = found
         self._prepared = prepared
         self._tasks = Tasks("discovery", context.supervision)
-        self._changed, self._looked = asyncio.Event(), asyncio.Event()
+        self._woken, self._looked = asyncio.Event(), asyncio.Event()
         self._unsettled = False
-        """The next look is to be a whole one."""
-        self._made: asyncio.TimerHandle | None = None
-        """The last look that a client had made due."""
+        """The next look at all topics is to be a whole one, and to come as soon as it may."""
+        self._made = False
+        """Topics may be new: they are to be read now."""
+        self._made_at: asyncio.TimerHandle | None = None
+        """When what a client makes is there, as of the last one."""
+        self._rests_until = float("-inf")
+        """Nothing but what is new is looked at before (monotonic seconds)."""
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(
             context, peers, self._configs, self._tasks, self.wake, self._answered, holds_from_first, begins
@@ -157,8 +182,8 @@ class Discovery:
         self._configs.start()
 
     async def stop(self) -> None:
-        if self._made is not None:
-            self._made.cancel()
+        if self._made_at is not None:
+            self._made_at.cancel()
         await self._tasks.close()
         await self._configs.stop()
 
@@ -172,7 +197,7 @@ class Discovery:
     def wake(self) -> None:
         """Look again now."""
         self._unsettled = True
-        self._changed.set()
+        self._woken.set()
 
     def hooks(self) -> Sequence[RequestHook]:
         """Requests that make topics or partitions: what they have made is looked for at once."""
@@ -185,9 +210,13 @@ class Discovery:
     def _answered_to_client(self, frame: bytes) -> bytes:
         loop = asyncio.get_running_loop()
         # So soon after another one the next look is due anyhow: clients may ask for what is refused without end.
-        if self._made is None or loop.time() > self._made.when() + DISCOVERY_INTERVAL_S:
-            self._made = loop.call_later(MADE_S, self._changed.set)  # a whole look only if there is something new
+        if self._made_at is None or loop.time() > self._made_at.when() + DISCOVERY_INTERVAL_S:
+            self._made_at = loop.call_later(MADE_S, self._read_now)
         return frame
+
+    def _read_now(self) -> None:
+        self._made = True
+        self._woken.set()
 
     async def look_again(self) -> None:
         """Return when a look has ended that began later, at topics that this proxy leads."""
@@ -227,17 +256,9 @@ class Discovery:
         self._targets.prepare_again(link_name, topic)
 
     async def _look_for_ever(self) -> None:
-        ahead_s, began = 0.0, self._context.clock.monotonic()
         while True:
-            before, began = began, self._context.clock.monotonic()
-            ahead_s = max(0.0, ahead_s - REPAID * (began - before))
-            self._changed.clear()
-            if self._unsettled:
-                self._unsettled = False
-                self.unsettle()
-            busy_s = 0.0
             try:
-                busy_s = await self._look()
+                await self._look()
                 self._error = None
             except (BrokerUnavailable, KafkaRefused) as error:
                 if self._error is None:
@@ -245,74 +266,100 @@ class Discovery:
                 self._error = str(error)
             self._looked.set()  # who waits goes on
             self._looked.clear()
-            # Among many topics a look takes a while, and much may wake this meanwhile: most of the time is for others.
-            pause_s = min(PAUSE_MAX_S, busy_s / LOOKS_SHARE)
-            if pause_s > DISCOVERY_INTERVAL_S:
-                ahead_s += await self._pause(pause_s, ends_early=ahead_s < AHEAD_MAX_S)
-                continue
-            await asyncio.sleep(pause_s)
+            await self._until_due()
+
+    async def _until_due(self) -> None:
+        """Return when topics are to be read again."""
+        clock = self._context.clock
+        due_at = clock.monotonic() + DISCOVERY_INTERVAL_S
+        while not self._made:
+            until = min(due_at, self._rests_until) if self._unsettled else due_at
+            if (rest_s := until - clock.monotonic()) <= 0:
+                return
+            self._woken.clear()
             try:
-                async with asyncio.timeout(DISCOVERY_INTERVAL_S - pause_s):
-                    await self._changed.wait()
+                async with asyncio.timeout(max(rest_s, TIMER_S)):
+                    await self._woken.wait()
             except TimeoutError:
                 pass
 
-    async def _pause(self, pause_s: float, ends_early: bool) -> float:
-        """Wait, and no longer than until there is a topic that is new, if that is to be; by how much it was less."""
-        rest_s = pause_s
-        while rest_s > DISCOVERY_INTERVAL_S:
-            await asyncio.sleep(DISCOVERY_INTERVAL_S)
-            rest_s -= DISCOVERY_INTERVAL_S
-            if ends_early and await self._has_other_topics():
-                return rest_s
-        await asyncio.sleep(rest_s)
-        return 0.0
+    async def _look(self) -> None:
+        """Read all topics, and look at what has to be looked at.
 
-    async def _has_other_topics(self) -> bool:
-        try:
-            return self.looks > 0 and (await self._context.cluster.topics()).keys() != self.topics.keys()
-        except (BrokerUnavailable, KafkaRefused):
-            return False
-
-    async def _look(self) -> float:
-        """Look at what there is; how long the process was busy with that, in seconds.
-
-        A look that asks anew for what is not pushed yet, and leaves the rest alone, counts for as long as a whole one.
+        A look at all topics, which among many takes a while, comes where something that it goes by has changed, and
+        not before the process has done other things. What is new is taken in meanwhile.
         """
+        self._made = False
+        rests = self._context.clock.monotonic() < self._rests_until
+        if self._unsettled and not rests:
+            self._unsettled = False
+            self.unsettle()
+        settled = None if self._unsettled else self._settled
         goes_by = _GoesBy.of(self._context.control.state)
         # Without a lease another proxy may front these brokers, and push the same partitions.
         leading = self._leading() if self._context.clock.monotonic() < self._context.lease_deadline else []
         topics = await self._context.cluster.topics() if leading else {}
         began = self._context.clock.monotonic()
-        if leading:
-            settled = self._settled
-            if (
-                settled is not None
-                and goes_by.is_as(settled.goes_by)
-                and began < settled.until
-                and topics == self.topics
-            ):
-                self.looks += 1
-                if settled.all_pushed:
-                    if began - self._asked_at >= SETTLED_S:  # they are to hear of what they have from time to time
-                        self._ask_targets()
-                    return 0.0
-                self._ask_targets()
-                self._prepared(self.led)
-                return settled.took_s  # looks come no more often for it: to read all topics is dear by itself
-            self._find(leading, topics)
-            self.topics, self.looks = topics, self.looks + 1
-            all_pushed = self._found(topics)
-            took_s = self._context.clock.monotonic() - began
-            settled_s = min(SETTLED_MAX_S, max(SETTLED_S, took_s / SETTLED_SHARE))
-            self._settled = _Settled(goes_by, began + settled_s, all_pushed, took_s)
-        else:
+        if not leading:
+            self._forget()
             self._configs.watch(())
-            self._targets.sends = frozenset()
-            self.led, self.topic_ids, self._shares, self._pairs = {}, {}, {}, frozenset()
-            self._settled = None
             self._found(topics)
-        return self._context.clock.monotonic() - began
+            return
+        if settled is not None and not (goes_by.is_as(settled.goes_by) and began < settled.until):
+            settled = None
+        if settled is not None or rests:
+            self._take_in(leading, topics)
+        if topics != self.topics:
+            settled = None
+        if settled is not None:
+            self.looks += 1
+        if rests:
+            return
+        if settled is None:
+            self._look_at_all(leading, topics, goes_by)
+        elif not settled.all_pushed:
+            self._ask_targets()
+            self._prepared(self.led)
+            self._rest(settled.took_s)  # to read all topics is dear by itself
+        elif began - self._asked_at >= SETTLED_S:  # they are to hear of what they have from time to time
+            self._ask_targets()
+
+    def _look_at_all(self, leading: Leading, topics: Topics, goes_by: _GoesBy) -> None:
+        began = self._context.clock.monotonic()
+        found = self._find(leading, topics.values())
+        for link, mapping in leading:
+            names = self._context.control.state.truncations
+            found.every[link.name] += [name for name in names if mapping.remote_name(name) is not None]
+        self._forget()
+        self._pairs = frozenset((link.name, mapping.local_prefix) for link, mapping in leading)
+        self._new = {key: at for key, at in self._new.items() if began - at < NEW_S}
+        self.leads_since = {place: since for place, since in self.leads_since.items() if place in found.epochs}
+        self.leader_epochs, self.leaders, self._wanted = {}, {}, {}
+        self._note(found)
+        self.topics, self.looks = topics, self.looks + 1
+        all_pushed = self._found(topics)
+        took_s = self._context.clock.monotonic() - began
+        settled_s = min(SETTLED_MAX_S, max(SETTLED_S, took_s / SETTLED_SHARE))
+        self._settled = _Settled(goes_by, began + settled_s, all_pushed, took_s)
+        self._rest(took_s)
+
+    def _forget(self) -> None:
+        self._targets.sends = frozenset()
+        self.led, self.topic_ids, self._shares, self._pairs = {}, {}, {}, frozenset()
+        self._settled = None
+
+    def _rest(self, took_s: float) -> None:
+        self._rests_until = self._context.clock.monotonic() + min(REST_MAX_S, took_s / LOOKS_SHARE)
+
+    def _take_in(self, leading: Leading, topics: Topics) -> None:
+        """Have topics pushed that are new, in namespaces that were led before. What else has changed waits."""
+        new = {name: topic for name, topic in topics.items() if name not in self.topics}
+        before = [(link, mapping) for link, mapping in leading if (link.name, mapping.local_prefix) in self._pairs]
+        if new and before:
+            self._note(self._find(before, new.values()))
+            self.topics = {**self.topics, **new}
+            if self._settled is not None:
+                self._settled = self._settled._replace(all_pushed=False)
 
     def _ask_targets(self) -> None:
         self._asked_at = self._context.clock.monotonic()
@@ -342,22 +389,14 @@ class Discovery:
             (link, mapping) for link in self._context.control.state.links.values() for mapping in pushed_topics(link)
         ]
 
-    def _find(self, leading: list[tuple[Link, NamespaceMapping]], topics: Topics) -> None:
-        """Note what is to be pushed, have its settings read, and its targets made."""
+    def _find(self, leading: Leading, topics: Collection[TopicInfo]) -> _Found:
+        """What is to be pushed of these topics."""
         truncating = self._context.control.state.truncations
-        led: dict[LinkPartition, PreparedTopic | None] = {}
-        mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
-        every: dict[str, list[str]] = {}
-        epochs: dict[TopicPartition, int] = {}
-        leaders: dict[TopicPartition, int] = {}
-        moved: list[TopicPartition] = []
-        new: list[LinkPartition] = []
-        sends = set[str]()
-        shares: dict[tuple[str, str], _Share] = {}
+        found = _Found({}, {}, {}, set(), {}, {}, [], [], {})
         for link, mapping in leading:
-            every.setdefault(link.name, [])
-            every[link.name] += [name for name in truncating if mapping.remote_name(name) is not None]
-            for topic in topics.values():
+            wanted = found.wanted.setdefault(link.name, {})
+            every = found.every.setdefault(link.name, [])
+            for topic in topics:
                 share = self._shares.get((link.name, topic.name))
                 if share is None or share.topic is not topic or share.mapping is not mapping:
                     remote_topic = mapping.remote_name(topic.name)
@@ -366,37 +405,43 @@ class Discovery:
                     share = self._share(link.name, mapping, topic, remote_topic)
                     known = self.leader_epochs
                     if (link.name, mapping.local_prefix) in self._pairs:
-                        new += [key for key in share.keys if key.place not in known]
-                    moved += [place for place, epoch in share.epochs.items() if known.get(place, epoch) != epoch]
-                shares[link.name, topic.name] = share
+                        found.new.extend(key for key in share.keys if key.place not in known)
+                    epochs = share.epochs.items()
+                    found.moved.extend(place for place, epoch in epochs if known.get(place, epoch) != epoch)
+                found.shares[link.name, topic.name] = share
                 if topic.name in truncating:
                     prepared: PreparedTopic | None = self._wait_for_truncation(
                         link.name, topic.name, share.remote_topic
                     )
                 else:
-                    every[link.name].append(topic.name)
-                    epochs.update(share.epochs)
-                    leaders.update(share.leaders)
+                    every.append(topic.name)
+                    found.epochs.update(share.epochs)
+                    found.leaders.update(share.leaders)
                     if share.keys:
-                        mine.setdefault(link.name, {})[topic.name] = (mapping, topic)
+                        wanted[topic.name] = mapping, topic
                     if share.sends:
-                        sends.add(topic.name)
+                        found.sends.add(topic.name)
                     prepared = self._targets.prepared.get((link.name, topic.name))
-                led.update(dict.fromkeys(share.keys, prepared))
-        pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
-        # Of a topic that several proxies push, one sends the settings: that of its first partition.
-        self._targets.sends = sends
-        self._configs.watch(pushed)
-        self._wanted = {link_name: (mine.get(link_name, {}), sorted(names)) for link_name, names in every.items()}
-        self._ask_targets()
+                found.led.update(dict.fromkeys(share.keys, prepared))
+        return found
+
+    def _note(self, found: _Found) -> None:
+        """Have what was found pushed, too: its settings read, and its targets made."""
         now = self._context.clock.monotonic()
-        self._pairs = frozenset((link.name, mapping.local_prefix) for link, mapping in leading)
-        self._new = {key: found for key, found in self._new.items() if now - found < NEW_S} | dict.fromkeys(new, now)
-        kept = {place: since for place, since in self.leads_since.items() if place in epochs}
-        found_at = dict.fromkeys((place for place in moved if place in epochs), now)
-        self.leads_since = kept | found_at
-        self.led, self.leader_epochs, self.leaders, self._shares = led, epochs, leaders, shares
-        self.topic_ids = {share.topic.name: share.topic.topic_id for share in shares.values() if share.keys}
+        self.led |= found.led
+        self.leader_epochs |= found.epochs
+        self.leaders |= found.leaders
+        self.leads_since |= dict.fromkeys((place for place in found.moved if place in found.epochs), now)
+        self.topic_ids |= {share.topic.name: share.topic.topic_id for share in found.shares.values() if share.keys}
+        self._shares |= found.shares
+        self._new |= dict.fromkeys(found.new, now)
+        # Of a topic that several proxies push, one sends the settings: that of its first partition.
+        self._targets.sends |= found.sends
+        for link_name, names in found.every.items():
+            wanted, every = self._wanted.get(link_name, ({}, []))
+            self._wanted[link_name] = {**wanted, **found.wanted[link_name]}, sorted([*every, *names])
+        self._configs.watch([topic for wanted, _ in self._wanted.values() for _, topic in wanted.values()])
+        self._ask_targets()
 
     def _share(self, link_name: str, mapping: NamespaceMapping, topic: TopicInfo, remote_topic: str) -> _Share:
         places = [(topic.name, index) for index in range(len(topic.partitions))]

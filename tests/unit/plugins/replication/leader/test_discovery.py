@@ -30,8 +30,9 @@ from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.replication.follower.topics import NEW_SAID_S
 from isthmus_plugins.replication.leader.discovery import (
     DISCOVERY_INTERVAL_S,
+    LOOKS_SHARE,
     MADE_S,
-    PAUSE_MAX_S,
+    REST_MAX_S,
     SETTLED_MAX_S,
     SETTLED_S,
     SETTLED_SHARE,
@@ -111,6 +112,17 @@ class Scene:
     def found(self, topics: Mapping[str, TopicInfo]) -> bool:
         self.looks.append(Look(topics, dict(self.discovery.led)))
         return self.all_pushed
+
+    def have_looks_take(self, busy_s: float) -> None:
+        """Whole looks keep the process busy for so long from now on."""
+        took_s, clock = [0.0], self.context.clock
+        self.context.clock = SimpleNamespace(monotonic=lambda: clock.monotonic() + sum(took_s))
+
+        def long_found(topics: Mapping[str, TopicInfo]) -> bool:
+            took_s.append(busy_s)
+            return self.found(topics)
+
+        self.discovery._found = long_found
 
     def note(self, keys: Collection[LinkPartition]) -> None:
         self.prepared += keys
@@ -420,14 +432,7 @@ def test_nothing_is_looked_at_whole_until_something_has_changed(what: str, all_p
 
 def test_whole_looks_come_less_often_where_they_take_long() -> None:
     async def work(scene: Scene) -> None:
-        took_s, clock, found = [0.0], scene.context.clock, scene.found
-        scene.context.clock = SimpleNamespace(monotonic=lambda: clock.monotonic() + sum(took_s))
-
-        def long_found(topics: Mapping[str, TopicInfo]) -> bool:
-            took_s.append(SETTLED_MAX_S * SETTLED_SHARE)
-            return found(topics)
-
-        scene.discovery._found = long_found
+        scene.have_looks_take(SETTLED_MAX_S * SETTLED_SHARE)
         scene.all_pushed = True
         scene.add("l-t", 1)
         await asyncio.sleep(SOON_S)
@@ -481,30 +486,69 @@ def test_many_topics_are_asked_for_some_at_a_time_and_those_that_are_there_are_p
     on_scene(work)
 
 
-def test_where_looks_take_long_one_for_a_new_topic_comes_early_and_not_for_each_of_many() -> None:
+def test_new_topics_do_not_wait_for_looks_at_all_others_which_take_long() -> None:
     async def work(scene: Scene) -> None:
-        look = scene.discovery._look
-
-        async def long_look() -> float:
-            await look()
-            return PAUSE_MAX_S
-
-        scene.discovery._look = long_look  # type: ignore[method-assign]
-        await asyncio.sleep(5 * PAUSE_MAX_S)
-        for number in range(6):
-            await asyncio.sleep(2 * PAUSE_MAX_S + number / 10)  # whenever it comes in the pause
-            scene.add(f"l-{number}", 1)
-            await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.05 if scene.led else PAUSE_MAX_S)
-            assert (f"l-{number}", 0) in scene.led
-        for number in range(4):  # one right after the other
-            scene.add(f"l-next-{number}", 1)
-            await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.05)
-            assert (f"l-next-{number}", 0) in scene.led
-        looks = scene.discovery.looks
+        scene.have_looks_take(REST_MAX_S * LOOKS_SHARE)
+        scene.add("l-t", 1)
+        await asyncio.sleep(5 * REST_MAX_S)
+        for number in range(20):
+            scene.discovery.wake()
+            await asyncio.sleep(number * REST_MAX_S / 10)  # whenever it comes
+            scene.cluster.found["l-t"].partitions[0].leader = 1 + number % 2  # so that there is more to look at
+            scene.add(f"l-{number}", 1, 3)
+            scene.add(f"other-{number}", 1)
+            asked = len(scene.connection.asked)
+            await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.01)
+            assert scene.led[f"l-{number}", 0] == f"r-{number}", "found, asked for and answered"
+            assert scene.discovery.new_for_s(LinkPartition(LINK, f"l-{number}", 0)) is not None
+            assert scene.discovery.leaders[f"l-{number}", 1] == 3
+            assert f"l-{number}" in scene.connection.asked[-1].all
+            assert len(scene.connection.asked) > asked
+        whole = len(scene.looks)
         for number in range(100):
             scene.add(f"l-more-{number}", 1)
-            await asyncio.sleep(PAUSE_MAX_S / 10)
-        assert scene.discovery.looks - looks <= 2 * 10
+            await asyncio.sleep(REST_MAX_S / 10)
+        assert len(scene.looks) - whole <= 11, "as they may"
+        await asyncio.sleep(REST_MAX_S + DISCOVERY_INTERVAL_S)
+        assert list(scene.looks[-1].topics) == list(scene.cluster.found)
+        assert {place[0] for place in scene.led} == {name for name in scene.cluster.found if name.startswith("l-")}
+
+    on_scene(work)
+
+
+@pytest.mark.parametrize("meanwhile", ["lease", "detached", "attached", "truncated"])
+def test_what_is_new_while_looks_rest_is_pushed_as_a_look_would_have_it(meanwhile: str) -> None:
+    async def work(scene: Scene) -> None:
+        scene.have_looks_take(REST_MAX_S * LOOKS_SHARE)
+        scene.add("l-t", 1)
+        await asyncio.sleep(5 * REST_MAX_S)
+        whole = len(scene.looks)
+        while len(scene.looks) == whole:  # looks rest from then on
+            scene.discovery.wake()
+            await asyncio.sleep(0.01)
+        if meanwhile == "lease":
+            scene.context.lease_deadline = 0.0
+        elif meanwhile == "detached":
+            scene.link()
+        elif meanwhile == "attached":
+            scene.link(mappings=(scene.mapping("l-", "r-"), scene.mapping("m-", "n-")))
+        else:
+            scene.state.truncations["l-new"] = object()
+        scene.add("l-new", 1)
+        scene.add("m-new", 1)
+        scene.connection.asked.clear()
+        await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.01)
+        led = scene.led
+        assert ("m-new", 0) not in led, "namespaces that come wait for the next look"
+        assert (("l-new", 0) in led) == (meanwhile in ("attached", "truncated"))
+        asked = {each.topic for asked in scene.connection.asked for each in asked.topics}
+        assert ("l-new" in asked) == (meanwhile == "attached")
+        scene.context.lease_deadline = float("inf")
+        scene.discovery.wake()
+        await asyncio.sleep(2 * REST_MAX_S)
+        names = {"detached": set[str](), "attached": {"l-t", "l-new", "m-new"}}.get(meanwhile, {"l-t", "l-new"})
+        assert {name for name, _ in scene.led} == names
+        assert set(scene.looks[-1].led) == set(scene.discovery.led), "a look at all finds the same"
 
     on_scene(work)
 
