@@ -141,6 +141,8 @@ class Tail:
         await self._tasks.close()
 
     def add(self, stream: LeaderStream) -> None:
+        if not self._streams:
+            self._wake[Lane.IDLE].set()  # that read finds out which are idle
         self._streams[stream.topic_id, stream.key.partition] = stream
         self.stir(stream)
 

@@ -212,6 +212,21 @@ def test_partitions_of_a_new_topic_do_not_wait_for_the_read_of_others(read_befor
     on_tail(work)
 
 
+@pytest.mark.parametrize("before", ["nothing", "another"])
+def test_what_comes_after_a_time_without_any_partition_is_idle_in_its_time(before: str) -> None:
+    async def work(scene: Scene) -> None:
+        if before == "another":
+            _, stream = scene.read("before")
+            await asyncio.sleep(2 * BUSY_S)
+            scene.tail.remove(stream)
+        await asyncio.sleep(2 * BUSY_S + READ_S)
+        streams = [scene.read(f"t-{number}")[1] for number in range(3)]
+        await asyncio.sleep(3 * BUSY_S)
+        assert [stream.lane for stream in streams] == [Lane.IDLE] * 3
+
+    on_tail(work)
+
+
 def test_a_gap_in_the_log_is_told_as_one() -> None:
     """Offsets that the source's log does not have are not to be waited for at the follower."""
 
