@@ -1,6 +1,7 @@
 """Led partitions without a stream, as while a link is cut: how far their logs went on without the follower.
 
-Their high watermarks are read once a second, so that what a failover would lose is seen while it grows.
+Their high watermarks are read once a second, so that what a failover would lose is seen while it grows. Of those whose
+follower was never heard of the end alone is shown, and may be older.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from isthmus_plugins.tasks import Tasks
 INTERVAL_S: Final = 1.0
 READ_AT_ONCE: Final = 1000
 """Of more partitions than that, those that were read longest ago come first."""
+UNHEARD_AT_ONCE: Final = 100
+"""Of partitions whose follower this process has not heard of: their ends say no lag, and those of thousands that are
+being attached cost brokers time that these have better use for."""
 
 
 class PartitionLag:
@@ -111,7 +115,14 @@ class LagWithoutStream:
 
     async def _read(self, wanted: Mapping[LinkPartition, bytes]) -> None:
         entries = {key: self._entry(key, topic_id) for key, topic_id in wanted.items()}
-        stalest = heapq.nsmallest(READ_AT_ONCE, entries, key=lambda key: entries[key].read_at)
+        heard, unheard = list[LinkPartition](), list[LinkPartition]()
+        for key, entry in entries.items():
+            (unheard if entry.acked is None else heard).append(key)
+        stalest = [
+            key
+            for some, at_once in ((heard, READ_AT_ONCE), (unheard, UNHEARD_AT_ONCE))
+            for key in heapq.nsmallest(at_once, some, key=lambda key: entries[key].read_at)
+        ]
         try:
             ends = await self._context.cluster.high_watermarks({key.place for key in stalest})
         except (BrokerUnavailable, KafkaRefused):

@@ -148,21 +148,27 @@ class Context:
         self.supervision = Supervision()
 
 
-def test_of_very_many_all_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_all_are_read_in_turn_and_fewer_of_those_without_any_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_AT_ONCE", 10)
-    wanted = {LinkPartition(LINK, "t", number): b"id" for number in range(25)}
+    monkeypatch.setattr(module, "UNHEARD_AT_ONCE", 2)
+    wanted = {LinkPartition(LINK, "t", number): b"id" for number in range(31)}
     cluster = Cluster()
     context: Any = Context(cluster)
     lag_without_stream = LagWithoutStream(context, lambda: wanted)
+    for number in range(25):
+        lag_without_stream._entry(LinkPartition(LINK, "t", number), b"id").acked = 5
 
     async def read() -> None:
         for _ in range(3):
             await lag_without_stream._read(wanted)
 
     asyncio.run(read())
-    assert [len(each) for each in cluster.asked] == [10, 10, 10]
+    assert [len(each) for each in cluster.asked] == [12, 12, 12]
     ends = [alone.source_end for key in wanted if (alone := lag_without_stream.of(key)) is not None]
-    assert ends == [7] * 25
+    assert ends == [7] * 31
+
+    asyncio.run(lag_without_stream._read(dict(list(wanted.items())[:25])))
+    assert len(cluster.asked[-1]) == 10
 
 
 def test_what_was_known_stays_while_the_cluster_does_not_answer() -> None:
