@@ -257,6 +257,11 @@ class TopicInfo(NamedTuple):
     pinned: bool = False
     """Whether it is read from these leaders in these epochs only: each replica is cleaned by itself."""
 
+    @property
+    def id_text(self) -> str:
+        """The topic id as records of the control log, and calls, have it."""
+        return id_as_text(self.topic_id)
+
 
 class CommittedOffset(NamedTuple):
     """A consumer group's committed offset in one partition."""

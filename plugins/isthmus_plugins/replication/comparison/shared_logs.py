@@ -25,7 +25,7 @@ from isthmus_control.origins import Ended, PartitionOrigins
 from isthmus_control.outcome import Rejected
 from isthmus_control.shared_prefix import PartitionLog, SharedPrefix, shared_prefix
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import CONTENTS, Verification
@@ -189,7 +189,7 @@ class SharedLogs:
         there = (await peer.call(question, CALL_TIMEOUT_S)).tails
         ours = await self._tails(info, asked, [log.end for log in logs])
         return ComparedTopic(
-            id_as_text(info.topic_id),
+            info.id_text,
             related,
             tuple(
                 ComparedPartition(
@@ -227,13 +227,13 @@ class SharedLogs:
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         said = (_said(partition, log) for partition, log in enumerate(logs))
-        return calls.LogOriginsAnswer(id_as_text(info.topic_id), tuple(said), compacts)
+        return calls.LogOriginsAnswer(info.id_text, tuple(said), compacts)
 
     async def tails_of(self, question: calls.LogTails) -> calls.LogTailsAnswer:
         """What stands around some offsets. Raises LinkRejected."""
         try:
             info = await self._there(question.topic)
-            if id_as_text(info.topic_id) != question.topic_id:
+            if info.id_text != question.topic_id:
                 raise LinkRejected("UNKNOWN_TOPIC", f"{question.topic} is another topic by now")
             cluster, partitions = self._context.cluster, [each.partition for each in question.tails]
             ends = await asyncio.gather(*(cluster.log_end(info.name, partition) for partition in partitions))
@@ -275,7 +275,7 @@ class SharedLogs:
     async def _logs(self, info: TopicInfo, limits: Sequence[tuple[int, int]] | None = None) -> list[_Log]:
         """What is recorded of each partition, and what is due to be. Raises BrokerUnavailable."""
         name = info.name
-        topic_id, partitions = id_as_text(info.topic_id), range(len(info.partitions))
+        topic_id, partitions = info.id_text, range(len(info.partitions))
         starts, ends = zip(*(await log_limits(self._context, info) if limits is None else limits), strict=True)
         state = self._context.control.state
         known = [state.origins_of(name, topic_id, partition) for partition in partitions]

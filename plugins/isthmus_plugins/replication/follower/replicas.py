@@ -163,7 +163,7 @@ class FollowerReplicas(Part):
     def _led_elsewhere(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
         followed = (topics[name] for name in self._context.control.state.follower_topics if name in topics)
         return {
-            topic_plans.id_of(info): len(info.partitions)
+            info.id_text: len(info.partitions)
             for info in followed
             if not any(self._context.fronts(partition.leader) for partition in info.partitions)
         }

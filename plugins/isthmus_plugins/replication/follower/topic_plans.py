@@ -17,7 +17,7 @@ from isthmus_control.commands import SetFollowerTopic
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, TopicHistory, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, succession
-from isthmus_plugins.cluster import TopicInfo, id_as_text
+from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.links import PartitionPlan, TopicPlan
 from isthmus_plugins.replication.comparison.shared_logs import ComparedPartition, ComparedTopic
 from isthmus_plugins.replication.link import calls, reasons
@@ -58,7 +58,7 @@ def next_step(record: FollowerTopic | None, link_name: str, existing: TopicInfo 
 
 def is_recorded(record: FollowerTopic | None, existing: TopicInfo | None) -> bool:
     """Whether a topic is the one that was recorded, and no other of its name."""
-    return record is not None and existing is not None and id_of(existing) == record.topic_id
+    return record is not None and existing is not None and existing.id_text == record.topic_id
 
 
 def is_intent(record: FollowerTopic, wanted: SetFollowerTopic) -> bool:
@@ -71,10 +71,6 @@ def is_intent(record: FollowerTopic, wanted: SetFollowerTopic) -> bool:
         record.topic_id,
         record.settings,
     ) == (wanted.link, wanted.source_topic, wanted.source_topic_id, wanted.state, wanted.topic_id, wanted.settings)
-
-
-def id_of(topic: TopicInfo) -> str:
-    return id_as_text(topic.topic_id)
 
 
 # ---- a topic that follows ----
@@ -173,7 +169,7 @@ def plan(
     """
     if existing is None:
         return TopicPlan(topic=local, source_topic=source.topic, action="create")
-    topic_id, partitions = id_of(existing.info), len(existing.info.partitions)
+    topic_id, partitions = existing.info.id_text, len(existing.info.partitions)
     records = sum(existing.ends) - sum(existing.starts)
     too_many = partitions > source.partitions
     is_apart = any(existing.ends) and not _is_the_sources(source, existing)
@@ -297,7 +293,7 @@ def _came_from(source: SourceTopic, existing: Existing) -> bool:
     What came from a topic that the source's one succeeded counts where the source has it still.
     """
     history = existing.history
-    if history is None or history.topic_id != id_of(existing.info):
+    if history is None or history.topic_id != existing.info.id_text:
         return False
     for partition, end in enumerate(existing.ends):
         ranges = history.partitions.get(partition, ())

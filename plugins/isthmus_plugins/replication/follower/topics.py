@@ -100,7 +100,10 @@ class _Prepared(NamedTuple):
         if self.local is None:
             return calls.PreparedTopic(False, None, self.code, self.message)
         info = topics.get(self.local)
-        leaders = tuple(partition.leader for partition in info.partitions) if info else ()
+        if info is None:
+            message = f"brokers do not say who leads {self.local}"
+            return calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, message)
+        leaders = tuple(partition.leader for partition in info.partitions)
         made = calls.ReadyTopic(self.local, self.filling)
         return calls.PreparedTopic(True, made, self.code, self.message, leaders)
 
@@ -186,9 +189,9 @@ class FollowerTopics(Part):
 
         answered = dict(await some_at_once(AT_ONCE, prepared, question.topics))
         ready = {topic: each.local for topic, each in answered.items() if each.local is not None}
-        changed = [each.local for each in answered.values() if each.changed and each.local is not None]
+        changed = {each.local for each in answered.values() if each.changed and each.local is not None}
         led, _ = await asyncio.gather(self._with_leaders(changed), self._note_source_log(link_name, question, ready))
-        topics = {**topics, **led}
+        topics = {name: info for name, info in topics.items() if name not in changed} | led
         return calls.PrepareTopicsAnswer({topic: each.answer(topics) for topic, each in answered.items()})
 
     def _locals(self, link_name: str, wanted: Iterable[calls.WantedTopic]) -> set[str]:
@@ -331,21 +334,31 @@ class FollowerTopics(Part):
                 log.info("follower topic forgotten", extra={"link": link_name, "topic": topic})
                 await self._append(ForgetFollowerTopic(link_name, topic))
 
-    async def _with_leaders(self, names: Collection[str]) -> Mapping[str, TopicInfo]:
-        """Topics, once they have leaders: a new one takes a moment to have them everywhere."""
+    async def _with_leaders(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        """Topics as they are recorded, once they have leaders: a new one takes a moment to have them everywhere.
+
+        Those that cannot be read are left out, and those that brokers have as others still.
+        """
         clock = self._context.clock
         deadline = clock.monotonic() + LEADERS_WAIT_S
         delay = 0.02
         found: dict[str, TopicInfo] = {}
-        while True:
-            left = [name for name in names if name not in found or not _is_led(found[name])]
-            found |= await self._context.cluster.topics_named(left)
-            led = all(name in found and _is_led(found[name]) for name in left)
-            if led or clock.monotonic() > deadline:
-                self._seen |= {name: topic_plans.id_of(info) for name, info in found.items()}
-                return found
+        left = list(names)
+        while left:
+            try:
+                read = await self._context.cluster.topics_named(left)
+            except (BrokerUnavailable, KafkaRefused) as error:  # what was made is recorded, and is asked for again
+                log.info("leaders not read", extra={"topics": len(left), "detail": str(error)})
+                break
+            recorded = self._context.control.state.follower_topics
+            found |= {name: info for name, info in read.items() if topic_plans.is_recorded(recorded.get(name), info)}
+            left = [name for name in left if name not in found or not _is_led(found[name])]
+            if not left or clock.monotonic() > deadline:
+                break
             await asyncio.sleep(delay)
             delay = min(2 * delay, 0.2)
+        self._seen |= {name: info.id_text for name, info in found.items()}
+        return found
 
     async def _prepare(
         self, connection: LinkConnection, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo]
@@ -425,7 +438,7 @@ class FollowerTopics(Part):
         if not topic_plans.is_recorded(record, found):  # another proxy of this cluster may have made it since
             found = await self._context.cluster.topic(record.topic)
         if found is not None:
-            self._seen[record.topic] = topic_plans.id_of(found)
+            self._seen[record.topic] = found.id_text
         elif self._seen.get(record.topic) != record.topic_id and self._is_recent(record):
             raise BrokerUnavailable(f"brokers do not know {record.topic} yet, which they have just made")
         existing = topic_plans.going_on(record, partitions, found)
@@ -491,7 +504,7 @@ class FollowerTopics(Part):
         existing: TopicInfo,
     ) -> None:
         link_name = connection.link_name
-        said = mapping.said_shared(topic_plans.id_of(existing))
+        said = mapping.said_shared(existing.id_text)
         plan, ends = await self.plan(mapping, wanted, local, existing, peer=connection, said=said)
         now = self._context.control.state.follower_topics.get(local)
         if now is not None and now.state is TopicState.FOLLOWING and now.link == link_name:
@@ -588,7 +601,7 @@ class FollowerTopics(Part):
         ids: dict[TopicPartition, str] = {}
         state = self._context.control.state
         for record, existing in stopped:
-            topic_id = topic_plans.id_of(existing)
+            topic_id = existing.id_text
             for partition in range(len(existing.partitions)):
                 if histories.is_received(state, (record.topic, topic_id), partition):
                     ids[record.topic, partition] = topic_id
@@ -615,7 +628,7 @@ class FollowerTopics(Part):
 
         Raises BrokerUnavailable, KafkaRefused, Refusal.
         """
-        topic = existing.name, topic_plans.id_of(existing)
+        topic = existing.name, existing.id_text
         state, source = self._context.control.state, (self._source_of(link_name), source_topic_id)
         written = [each for each in ends if histories.is_written(state, topic, each)]
         await some_at_once(AT_ONCE, lambda each: self._epochs_recorded(existing, each, ends[each]), written)
@@ -637,7 +650,7 @@ class FollowerTopics(Part):
     async def _epochs_recorded(self, existing: TopicInfo, partition: int, end: int) -> None:
         """Have in the control log what this cluster wrote to a partition, up to its end."""
         start = TermStart(end, existing.partitions[partition].leader_epoch)
-        begun = Begun(existing.name, topic_plans.id_of(existing), partition, start)
+        begun = Begun(existing.name, existing.id_text, partition, start)
         await self._own_logs.record_written(begun, await self._context.cluster.log_start(existing.name, partition))
 
     async def _close(self, ends: Sequence[tuple[str, str, int, int]], ended: Ended) -> None:

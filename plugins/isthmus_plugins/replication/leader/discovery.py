@@ -41,9 +41,8 @@ LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks at all topics take where there are many, however much happens."""
 REST_MAX_S: Final = 1.0
 """What waits for such a look waits no longer than this, though; topics that are new do not wait for it."""
-
-TIMER_S: Final = 0.001
-"""Timers are no more exact: what rests for less than this is not over yet, and would be looked at again and again."""
+WAIT_MIN_S: Final = 0.001
+"""Timers come a little before their time, and topics would be read again and again until it is."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
 Leading: TypeAlias = Sequence[tuple[Link, NamespaceMapping]]
@@ -278,7 +277,7 @@ class Discovery:
                 return
             self._woken.clear()
             try:
-                async with asyncio.timeout(max(rest_s, TIMER_S)):
+                async with asyncio.timeout(max(rest_s, WAIT_MIN_S)):
                     await self._woken.wait()
             except TimeoutError:
                 pass

@@ -18,7 +18,7 @@ from isthmus_control.levels import ORIGINS
 from isthmus_control.model import TopicHistory, TopicState
 from isthmus_control.origins import PartitionOrigins, TopicOrigins, without_epochs_below
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.deleted_topics import DeletedTopics
 from isthmus_plugins.replication.link.connection import LinkRejected
@@ -65,7 +65,7 @@ class HistoryUpkeep(Part):
 
     async def look(self) -> None:
         """Have forgotten what is of no use any more. Raises BrokerUnavailable, KafkaRefused, LinkRejected."""
-        topics = {_id(each): each for each in (await self._context.cluster.topics()).values()}
+        topics = {each.id_text: each for each in (await self._context.cluster.topics()).values()}
         await self._drop_epochs(topics)
         await self._forget(topics)
 
@@ -122,7 +122,3 @@ class HistoryUpkeep(Part):
 
 def _drops(origins: PartitionOrigins, log_start: int) -> bool:
     return without_epochs_below(origins.ranges, log_start) != origins.ranges
-
-
-def _id(topic: TopicInfo) -> str:
-    return id_as_text(topic.topic_id)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.commands import TermStart
 from isthmus_control.model import NamespaceMapping
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import RarelyEach
 from isthmus_plugins.replication.leader.recent_ends import RecentEnds
@@ -246,7 +246,6 @@ class TargetTopics:
         self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted
     ) -> None:
         """Raises LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused."""
-        every, _ = preparing.told
         asked = {name: preparing.asked.get(name) for name in wanted}
         requests = await self._with_ends(
             link_name, preparing, wanted, await self._requests(link_name, preparing, wanted)
@@ -254,6 +253,7 @@ class TargetTopics:
         self._begins(connection, list(self._begun(link_name, wanted)))
         preparing.sent |= {each.topic: each.configs for each in requests if each.configs is not None}
         truncating = self._context.control.state.truncations
+        every, _ = preparing.told  # as of now: the target forgets what is in no list, and may have had a later one
         question = calls.PrepareTopics(
             tuple(request for request in requests if request.topic not in truncating),
             tuple(every),
@@ -338,7 +338,7 @@ class TargetTopics:
         return [
             calls.WantedTopic(
                 name,
-                id_as_text(info.topic_id),
+                info.id_text,
                 mapping.remote_name(name),
                 len(info.partitions),
                 info.replication_factor,
@@ -360,7 +360,7 @@ class TargetTopics:
         """The partitions that are this proxy's to push, of those that the target may have to make."""
         for mapping, info in wanted.values():
             if mapping.offsets is None and self._lacks_partitions(link_name, info):
-                topic_id = id_as_text(info.topic_id)
+                topic_id = info.id_text
                 for partition, (leader, epoch, *_) in enumerate(info.partitions):
                     end = self.recent_ends.end(info.topic_id, partition)
                     if end is not None and self._context.fronts(leader):
@@ -379,7 +379,7 @@ class TargetTopics:
 
 def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predecessor, ...]:
     """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first."""
-    chain = context.control.state.predecessors(info.name, id_as_text(info.topic_id))
+    chain = context.control.state.predecessors(info.name, info.id_text)
     return tuple(calls.Predecessor(each.former, each.successor, each.offsets) for each in chain)
 
 

@@ -13,7 +13,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.levels import ORIGINS
 from isthmus_control.origins import Ended
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import histories
 from isthmus_plugins.replication.link.histories import EpochSeen, LostBefore
@@ -58,7 +58,7 @@ async def begin_terms(context: PluginContext, topics: Sequence[TopicInfo], ended
     if context.control.state.level < ORIGINS:
         return
     epochs = {
-        (topic.name, partition): (id_as_text(topic.topic_id), info.leader_epoch)
+        (topic.name, partition): (topic.id_text, info.leader_epoch)
         for topic in topics
         for partition, info in enumerate(topic.partitions)
     }

@@ -32,7 +32,7 @@ from isthmus_control.model import (
 from isthmus_control.origins import Ended
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import (
     AttachResult,
     GroupPlan,
@@ -472,7 +472,7 @@ class Attaching:
         return tuple(
             calls.LedTopic(
                 topic.name,
-                _text(topic),
+                topic.id_text,
                 len(topic.partitions),
                 predecessors(self._context, topic),
                 topic.replication_factor,
@@ -685,7 +685,3 @@ def _as_answered(plan: TopicPlan) -> calls.PlannedTopic:
         partitions=None if partitions is None else tuple(calls.PlannedPartition(**each) for each in partitions),
         groups_moved=None if moved is None else tuple(moved),
     )
-
-
-def _text(topic: TopicInfo) -> str:
-    return id_as_text(topic.topic_id)

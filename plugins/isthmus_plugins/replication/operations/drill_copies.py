@@ -51,7 +51,6 @@ from isthmus_plugins.cluster import (
     TopicPartition,
 )
 from isthmus_plugins.process import PluginContext, check_lease
-from isthmus_plugins.replication.follower.topic_plans import id_of
 from isthmus_plugins.replication.in_doubt.pending_offsets import OFFSETS, committed_offsets, of_groups
 from isthmus_plugins.replication.in_doubt.store import DECISION, Entry, Stored, TransactionStore
 from isthmus_plugins.replication.logs.topic_settings import NOT_COPIED
@@ -285,7 +284,7 @@ class DrillCopies:
         records = self._context.control.state.follower_topics
         found: list[Body] = []
         for topic, name, source in wanted.topics:
-            topic_id = id_of(made[name])
+            topic_id = made[name].id_text
             found += (
                 SetFollowerTopic(
                     wanted.name,

@@ -55,7 +55,6 @@ from isthmus_plugins.cluster import (
     TopicInfo,
     TopicPartition,
     TransactionMarkers,
-    id_as_text,
 )
 from isthmus_plugins.links import (
     Attach,
@@ -577,7 +576,7 @@ class Promotions:
             raise BrokerUnavailable(f"the log end of {lacking[0][0]}-{lacking[0][1]} cannot be read")
         return {
             topic.name: calls.TopicEnds(
-                id_as_text(topic.topic_id),
+                topic.id_text,
                 tuple(ends[topic.name, partition] for partition in range(len(topic.partitions))),
             )
             for topic in topics

@@ -19,7 +19,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_control.origins import Ended
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower.topic_plans import Refusal
@@ -58,7 +58,7 @@ class TopicDecisions:
             )
         try:
             existing = (await self._context.cluster.topics()).get(topic)
-            ours = existing if existing is not None and _id(existing) == record.topic_id else None
+            ours = existing if existing is not None and existing.id_text == record.topic_id else None
             records = await self._records(ours)
             decision = _decision(
                 record,
@@ -95,7 +95,9 @@ class TopicDecisions:
             )
         try:
             existing = (await self._context.cluster.topics()).get(topic)
-            goes_on = record.state is TopicState.FOLLOWING and existing is not None and _id(existing) == record.topic_id
+            goes_on = (
+                record.state is TopicState.FOLLOWING and existing is not None and existing.id_text == record.topic_id
+            )
             # A copy of an offsets topic gets the form chosen now, a compacted topic loses keys deleted at the source.
             if fate == "unchanged" and goes_on and not (record.cleaned or self._is_offsets_copy(topic)):
                 raise OperationError(
@@ -105,7 +107,7 @@ class TopicDecisions:
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         if not dry_run:
-            lost = None if existing is None else _id(existing)
+            lost = None if existing is None else existing.id_text
             await self._append(RecreateFollowerTopic(record.link, topic, lost))
         message = f"{topic} loses its {records} records and follows {record.source_topic} from its start"
         return _decision(record, fate, "recreate", dry_run, records, message)
@@ -203,7 +205,3 @@ def _decision(
         records_lost=records_lost,
         message=message,
     )
-
-
-def _id(topic: TopicInfo) -> str:
-    return id_as_text(topic.topic_id)

@@ -21,7 +21,7 @@ from isthmus_control.levels import PROOFS
 from isthmus_control.model import FollowerTopic, Link, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.proofs import FoundDifference, Proof
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import rare_lines
@@ -308,7 +308,7 @@ class BackgroundVerification(Part):
         cluster, passes = self._context.cluster, known.passes
         if known.info is None:
             info = await cluster.topic(stream.topic)
-            if info is None or id_as_text(info.topic_id) != stream.topic_id:
+            if info is None or info.id_text != stream.topic_id:
                 raise BrokerUnavailable(f"{stream.topic} is another topic by now, or none")
             known.info = info
         if passes.at >= known.stable:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from isthmus_control.control_state import ControlState
 from isthmus_control.levels import FROM_FIRST
 from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState, contains
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
@@ -166,7 +166,7 @@ class NewPartitions:
         if known is None or (info.topic_id != known.topic_id and info.topic_id not in known.former):
             former = frozenset() if known is None else known.former | {known.topic_id}
             made_at = self._steps - STEPS_OF_A_LOOK
-            self._named[info.name] = _Named(info.topic_id, id_as_text(info.topic_id), made_at, former)
+            self._named[info.name] = _Named(info.topic_id, info.id_text, made_at, former)
 
     def _forget_names(self) -> None:
         """Forget those that no topic has; what was acked lately may be of another one that has the name by now."""

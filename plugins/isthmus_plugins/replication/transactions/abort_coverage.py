@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from isthmus_control.model import SyncRecord, SyncState
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.rarely import rare_lines
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
@@ -235,6 +235,6 @@ class AbortCoverage:
             topic = topics[key.topic]
             if topic is None or key.partition >= len(topic.partitions):
                 return True
-            return record is not None and record.topic_id != id_as_text(topic.topic_id)
+            return record is not None and record.topic_id != topic.id_text
 
         return {key for key, record in records.items() if is_gone(key, record)}

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from isthmus_control.model import FollowerTopic, ResourceType, SourceEpoch
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import Comparison
 from isthmus_plugins.replication.comparison.digests import (
@@ -151,7 +151,7 @@ class CommonLog(Part):
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         strict = self._context.control.state.lookup.demands(ResourceType.TOPIC, topic.name).strict
-        return calls.LimitsAnswer(*ends, log_end, compacts, id_as_text(topic.topic_id), strict)
+        return calls.LimitsAnswer(*ends, log_end, compacts, topic.id_text, strict)
 
     async def on_epoch_end(self, connection: LinkConnection, question: calls.EpochEnd) -> calls.EpochEndAnswer:
         """The same, and where an epoch ends in it."""

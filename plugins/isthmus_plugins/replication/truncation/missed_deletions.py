@@ -16,7 +16,7 @@ from isthmus_control.commands import PartitionOffset, SettleDeletions
 from isthmus_control.model import FollowerTopic, Reason, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -106,7 +106,7 @@ class MissedDeletions(Part):
             if again:
                 await asyncio.sleep(COMPARED_AGAIN_S)
             record, info = self._record(stream), (await self._context.cluster.topics()).get(stream.topic)
-            if record is None or info is None or stream.topic_id != id_as_text(info.topic_id):
+            if record is None or info is None or stream.topic_id != info.id_text:
                 return
             found = await self._common_log.same_latest(self._connection(stream), info, record, stream.partition, until)
             if found is None:

@@ -20,7 +20,7 @@ from isthmus_control.outcome import Rejected
 from isthmus_control.source_losses import LossState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession, Truncation, TruncationPhase
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, id_as_text
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower import topic_plans
@@ -189,7 +189,7 @@ class Truncations(Part):
         try:
             record = self._context.control.state.follower_topics.get(topic)
             info = (await cluster.topics()).get(topic)
-            if info is None or id_as_text(info.topic_id) != topic_id or record is None:
+            if info is None or info.id_text != topic_id or record is None:
                 return
             if record.state is not TopicState.FOLLOWING or record.topic_id != topic_id:
                 return

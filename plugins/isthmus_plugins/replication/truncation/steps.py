@@ -64,10 +64,6 @@ FREEZING: Final = {MESSAGE_BYTES_MAX: FROZEN, CLEANUP_POLICY: "delete"}
 _P = TruncationPhase
 
 
-def _id(info: TopicInfo) -> str:
-    return id_as_text(info.topic_id)
-
-
 def views_of(info: TopicInfo) -> tuple[PartitionView, ...]:
     """Who leads each partition, in their order."""
     return tuple(PartitionView(partition.leader, partition.leader_epoch) for partition in info.partitions)
@@ -128,7 +124,7 @@ class TruncationSteps:
     async def _old_topic(self, truncation: Truncation) -> TopicInfo:
         """The topic, to be read from its present leaders alone."""
         info = (await self._context.cluster.topics()).get(truncation.topic)
-        if info is None or _id(info) != truncation.topic_id:
+        if info is None or info.id_text != truncation.topic_id:
             raise HeldUp(
                 ReasonCode.TARGET_TOPIC_MAY_BE_DELETED,
                 f"{truncation.topic} was deleted here behind the link's back: detach the namespace and attach it again",
@@ -408,7 +404,7 @@ class TruncationSteps:
             manifest = await self._whole_spool(truncation).manifest()
             layout = TopicLayout(manifest.replication_factor, manifest.configs, len(manifest.positions))
         while (info := (await cluster.topics()).get(truncation.topic)) is not None:
-            if _id(info) == truncation.topic_id:
+            if info.id_text == truncation.topic_id:
                 await self._whole_spool(truncation).check_there()  # what is deleted now
             elif await self._is_blank(info, len(truncation.partitions), layout):
                 break
@@ -460,7 +456,7 @@ class TruncationSteps:
                 if outcome is not None:
                     raise outcome
             info = (await self._context.cluster.topics()).get(truncation.topic)
-            if info is None or _id(info) != topic_id:
+            if info is None or info.id_text != topic_id:
                 raise RefillFailed(f"{truncation.topic} was deleted while it was refilled")
             for cut, digest in zip(truncation.cuts, manifest.digests, strict=True):
                 place = (truncation.topic, cut.partition)
@@ -484,10 +480,10 @@ class TruncationSteps:
         """Go on without what the spool held: the old topic has it, if that is still there, or else the source."""
         why = {"topic": truncation.topic, "phase": truncation.phase.value}
         info = (await self._context.cluster.topics()).get(truncation.topic)
-        if truncation.phase is _P.RECREATING and info is not None and _id(info) == truncation.topic_id:
+        if truncation.phase is _P.RECREATING and info is not None and info.id_text == truncation.topic_id:
             log.error("spool lost, filled again", extra=why)
             await self._ownership.advance(truncation, _P.COMPARING)
-        elif truncation.phase is _P.RECREATING and info is not None and _id(info) == truncation.new_topic_id:
+        elif truncation.phase is _P.RECREATING and info is not None and info.id_text == truncation.new_topic_id:
             log.error("spool lost, the new topic is kept", extra=why)
             await self._ownership.advance(truncation, _P.REFILLING)
         elif truncation.phase is _P.REFILLING:
@@ -513,7 +509,7 @@ class TruncationSteps:
         with it.
         """
         info = (await self._context.cluster.topics()).get(truncation.topic)
-        if info is None or _id(info) != truncation.new_topic_id:
+        if info is None or info.id_text != truncation.new_topic_id:
             await self._ownership.advance(truncation, _P.RECREATING)
             return
         enough = truncation.given_up or truncation.stuck is not None
@@ -554,7 +550,7 @@ class TruncationSteps:
         """Let the topic be written again, as it is."""
         cluster = self._context.cluster
         info = (await cluster.topics()).get(truncation.topic)
-        if info is not None and _id(info) == truncation.topic_id:
+        if info is not None and info.id_text == truncation.topic_id:
             await self._ownership.confirm(truncation)
             await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: truncation.message_bytes_max})
         await self._delete_spools(truncation)

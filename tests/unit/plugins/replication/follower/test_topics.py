@@ -298,6 +298,26 @@ def test_a_topic_without_leaders_is_waited_for_a_moment_and_told_as_it_is() -> N
     on_cluster(work)
 
 
+@pytest.mark.parametrize("trouble", [BrokerUnavailable("it is away"), KafkaRefused(29, "DENIED", "not yours")])
+def test_a_topic_whose_leaders_cannot_be_read_is_recorded_before_that_is_answered(trouble: Exception) -> None:
+    async def work(scene: Scene) -> None:
+        named = scene.cluster.topics_named
+
+        async def refused(names: Collection[str]) -> Mapping[str, TopicInfo]:
+            if LOCAL in names and LOCAL in scene.cluster.found:
+                raise trouble
+            return await named(names)
+
+        scene.cluster.topics_named = refused  # type: ignore[method-assign]
+        assert not (await scene.prepare()).ready
+        assert scene.record.state is TopicState.FOLLOWING
+        assert scene.provenance() == [(SOURCE_ID, 0, None)]
+        scene.cluster.topics_named = named  # type: ignore[method-assign]
+        assert (await scene.prepare()).ready
+
+    on_cluster(work)
+
+
 def test_many_topics_are_made_at_the_same_time_and_each_is_recorded_before() -> None:
     """What is asked of brokers at the same time goes in one request, and what is recorded in one append."""
 
@@ -456,6 +476,30 @@ def test_a_topic_that_the_operator_gives_up_is_made_anew_and_no_other(agreed: bo
         else:
             assert answer.code == ReasonCode.TARGET_TOPIC_NOT_EMPTY
             assert scene.found.partitions[0].end == 1
+
+    on_cluster(work)
+
+
+def test_leaders_of_what_was_given_up_are_not_those_of_what_is_made_in_its_place() -> None:
+    """A broker that lags behind the controller still has the one before."""
+
+    async def work(scene: Scene) -> None:
+        assert (await scene.prepare()).ready
+        given_up, named = scene.found, scene.cluster.topics_named
+        scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(given_up)))
+        lagged = 0
+
+        async def once_behind(names: Collection[str]) -> Mapping[str, TopicInfo]:
+            nonlocal lagged
+            found = await named(names)
+            if LOCAL in found and scene.found is not given_up and not lagged:
+                lagged += 1
+                return {LOCAL: scene.cluster._info(given_up)}
+            return found
+
+        scene.cluster.topics_named = once_behind  # type: ignore[method-assign]
+        assert (await scene.prepare(wanted(partitions=2, topic_id=ANOTHER_ID))).leaders == (1, 1)
+        assert lagged
 
     on_cluster(work)
 

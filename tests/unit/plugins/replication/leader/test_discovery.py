@@ -604,6 +604,47 @@ def test_a_new_topic_does_not_wait_for_the_answer_about_all_others() -> None:
     on_scene(work)
 
 
+def test_a_list_of_all_topics_that_is_sent_later_lacks_none_that_one_before_had() -> None:
+    """The target forgets topics that its source does not have any more."""
+
+    async def work(scene: Scene) -> None:
+        told, ends, read, waited = scene.connection.call, scene.cluster.log_ends, asyncio.Event(), False
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            answer = await told(question, timeout_s)
+            filled = answer.topics.get("l-t")
+            if filled is None or filled.made is None:
+                return answer
+            return calls.PrepareTopicsAnswer({**answer.topics, "l-t": replace(filled, made=calls.ReadyTopic("r-t", 1))})
+
+        async def late_ends(places: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+            nonlocal waited
+            if not waited:
+                waited = True
+                await read.wait()
+            return await ends(places)
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        scene.add("l-t", 1)
+        scene.cluster.found["l-t"].configs["cleanup.policy"] = "compact"
+        await asyncio.sleep(SOON_S)
+        scene.cluster.log_ends = late_ends  # type: ignore[method-assign]
+        await asyncio.sleep(2 * PREPARE_INTERVAL_S)
+        scene.connection.asked.clear()
+        scene.add("l-new", 1)
+        await asyncio.sleep(SOON_S)
+        assert waited
+        assert ("l-new", 0) in scene.led
+        before = len(scene.connection.asked)
+        read.set()
+        await asyncio.sleep(0.01)
+        later = scene.connection.asked[before:]
+        assert "l-t" in {each.topic for asked in later for each in asked.topics}
+        assert [asked.all for asked in later] == [("l-new", "l-t")] * len(later)
+
+    on_scene(work)
+
+
 def test_a_topic_that_is_not_ready_is_asked_for_again_without_all_others() -> None:
     async def work(scene: Scene) -> None:
         scene.connection.refused.add("l-refused")
