@@ -90,7 +90,7 @@ class _Prepared(NamedTuple):
     local: str | None
     """What it is called here; None: it is not ready."""
     changed: bool
-    """Whether it was made just now, or has got more partitions."""
+    """Whether it was made just now, or has got more partitions, maybe for another proxy of the source."""
     code: str | None
     message: str | None
     filling: int | None = None
@@ -235,7 +235,7 @@ class FollowerTopics(Part):
                 return _Prepared(None, False, reasons.BROKER_UNAVAILABLE, str(error))
         self.refused.pop(local, None)
         code, amiss = (None, None) if refused is None else (refused.code, refused.message)
-        return _Prepared(local, changed, code, amiss, self.settings.filling(local))
+        return _Prepared(local, changed or waits, code, amiss, self.settings.filling(local))
 
     async def _note_source_log(self, link_name: str, question: calls.PrepareTopics, ready: Mapping[str, str]) -> None:
         """Record in which control log the source has what is followed, where that is not known yet or another one."""

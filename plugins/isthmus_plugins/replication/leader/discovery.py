@@ -42,7 +42,7 @@ LOOKS_SHARE: Final = 0.05
 REST_MAX_S: Final = 1.0
 """What waits for such a look waits no longer than this, though; topics that are new do not wait for it."""
 WAIT_MIN_S: Final = 0.001
-"""Timers come a little before their time, and topics would be read again and again until it is."""
+"""Timers come a little before their time: what waits for less would be looked at again and again until it is."""
 
 Topics: TypeAlias = Mapping[str, TopicInfo]
 Leading: TypeAlias = Sequence[tuple[Link, NamespaceMapping]]
@@ -148,11 +148,11 @@ class Discovery:
         )
         self._error: str | None = None
         self._shares: dict[tuple[str, str], _Share] = {}
-        """By link and topic, as of the last look."""
+        """By link and topic."""
         self._seen: _GoesBy | None = None
         """As of the last change of the control state."""
         self._pairs: frozenset[tuple[str, str]] = frozenset()
-        """Led namespaces as of the last look, by link and prefix."""
+        """Led namespaces as of the last whole look, by link and prefix."""
         self._new: dict[LinkPartition, float] = {}
         """Partitions that came to be between two looks: when they were found (monotonic seconds)."""
         self._settled: _Settled | None = None
@@ -160,7 +160,7 @@ class Discovery:
         self._asked_at = float("-inf")
         """When targets were last asked for what is due."""
         self._wanted: dict[str, tuple[Wanted, list[str]]] = {}
-        """By link, as of that look: what its target is asked for, and all led topics."""
+        """By link: what its target is asked for, and all led topics."""
         self.led: dict[LinkPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.topic_ids: dict[str, bytes] = {}
@@ -168,7 +168,9 @@ class Discovery:
         self.topics: Topics = {}
         """All of the cluster, as of the last look."""
         self.looks = 0
-        """How often they were looked at."""
+        """How often they were read: what is led is of these."""
+        self._whole = 0
+        """How often all else that it goes by was looked at as well."""
         self.leader_epochs: dict[TopicPartition, int] = {}
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
         self.leaders: dict[TopicPartition, int] = {}
@@ -219,8 +221,8 @@ class Discovery:
 
     async def look_again(self) -> None:
         """Return when a look has ended that began later, at topics that this proxy leads."""
-        under_way = self.looks + 1  # it may have begun before
-        while self.looks <= under_way:
+        under_way = self._whole + 1  # it may have begun before
+        while self._whole <= under_way:
             self.wake()
             await self._looked.wait()
 
@@ -237,7 +239,7 @@ class Discovery:
         return self._configs.lately(topic, topic_id, within_s)
 
     def knows_gone(self, link: Link) -> bool:
-        """Whether the last look had namespaces that a link leads no more: the next one will not."""
+        """Whether the last whole look had namespaces that a link leads no more: the next one will not."""
         led = {mapping.local_prefix for mapping in pushed_topics(link)}
         return any(name == link.name and prefix not in led for name, prefix in self._pairs)
 
@@ -286,7 +288,8 @@ class Discovery:
         """Read all topics, and look at what has to be looked at.
 
         A look at all topics, which among many takes a while, comes where something that it goes by has changed, and
-        not before the process has done other things. What is new is taken in meanwhile.
+        not before the process has done other things. Where topics came and none is another one than before, these are
+        taken in meanwhile.
         """
         self._made = False
         rests = self._context.clock.monotonic() < self._rests_until
@@ -303,15 +306,17 @@ class Discovery:
             self._forget()
             self._configs.watch(())
             self._found(topics)
+            self._rest(self._context.clock.monotonic() - began)
             return
         if settled is not None and not (goes_by.is_as(settled.goes_by) and began < settled.until):
             settled = None
-        if settled is not None or rests:
-            self._take_in(leading, topics)
-        if topics != self.topics:
-            settled = None
-        if settled is not None:
-            self.looks += 1
+        new = {name: topic for name, topic in topics.items() if name not in self.topics}
+        if {**self.topics, **new} != topics:
+            self._unsettled, settled = self._unsettled or rests, None
+        elif self._pairs and (rests or settled is not None):
+            self._take_in(leading, new)
+            self.topics, self.looks = topics, self.looks + 1
+        self._whole += settled is not None
         if rests:
             return
         if settled is None:
@@ -335,7 +340,8 @@ class Discovery:
         self.leads_since = {place: since for place, since in self.leads_since.items() if place in found.epochs}
         self.leader_epochs, self.leaders, self._wanted = {}, {}, {}
         self._note(found)
-        self.topics, self.looks = topics, self.looks + 1
+        self._ask_targets()
+        self.topics, self.looks, self._whole = topics, self.looks + 1, self._whole + 1
         all_pushed = self._found(topics)
         took_s = self._context.clock.monotonic() - began
         settled_s = min(SETTLED_MAX_S, max(SETTLED_S, took_s / SETTLED_SHARE))
@@ -348,17 +354,20 @@ class Discovery:
         self._settled = None
 
     def _rest(self, took_s: float) -> None:
-        self._rests_until = self._context.clock.monotonic() + min(REST_MAX_S, took_s / LOOKS_SHARE)
+        rest_s = max(WAIT_MIN_S, min(REST_MAX_S, took_s / LOOKS_SHARE))
+        self._rests_until = self._context.clock.monotonic() + rest_s
 
-    def _take_in(self, leading: Leading, topics: Topics) -> None:
-        """Have topics pushed that are new, in namespaces that were led before. What else has changed waits."""
-        new = {name: topic for name, topic in topics.items() if name not in self.topics}
+    def _take_in(self, leading: Leading, new: Topics) -> None:
+        """Have topics pushed that came, of namespaces that were led before."""
         before = [(link, mapping) for link, mapping in leading if (link.name, mapping.local_prefix) in self._pairs]
-        if new and before:
-            self._note(self._find(before, new.values()))
-            self.topics = {**self.topics, **new}
-            if self._settled is not None:
-                self._settled = self._settled._replace(all_pushed=False)
+        if not new or not before:
+            return
+        found = self._find(before, new.values())
+        self._note(found)
+        for link_name, wanted in found.wanted.items():
+            self._targets.prepare(link_name, wanted, self._wanted[link_name][1])
+        if self._settled is not None:
+            self._settled = self._settled._replace(all_pushed=False)
 
     def _ask_targets(self) -> None:
         self._asked_at = self._context.clock.monotonic()
@@ -425,7 +434,7 @@ class Discovery:
         return found
 
     def _note(self, found: _Found) -> None:
-        """Have what was found pushed, too: its settings read, and its targets made."""
+        """Have what was found pushed, too, and its settings read."""
         now = self._context.clock.monotonic()
         self.led |= found.led
         self.leader_epochs |= found.epochs
@@ -440,7 +449,6 @@ class Discovery:
             wanted, every = self._wanted.get(link_name, ({}, []))
             self._wanted[link_name] = {**wanted, **found.wanted[link_name]}, sorted([*every, *names])
         self._configs.watch([topic for wanted, _ in self._wanted.values() for _, topic in wanted.values()])
-        self._ask_targets()
 
     def _share(self, link_name: str, mapping: NamespaceMapping, topic: TopicInfo, remote_topic: str) -> _Share:
         places = [(topic.name, index) for index in range(len(topic.partitions))]

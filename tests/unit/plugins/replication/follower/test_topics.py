@@ -275,6 +275,23 @@ def test_two_proxies_of_the_cluster_make_each_topic_once_and_neither_says_that_i
         run_simulated(run(seed))
 
 
+def test_two_proxies_of_the_source_are_told_of_the_same_topics() -> None:
+    async def run(seed: int) -> None:
+        scene = Scene()
+        scene.cluster.random = scene.control.random = random.Random(seed)
+        names = [SOURCE, "local-u", "local-v"]
+
+        async def ask(topics: Iterable[str]) -> list[calls.PreparedTopic]:
+            question = calls.PrepareTopics(tuple(wanted(name) for name in topics), tuple(names))
+            return list((await scene.peer.call(question)).topics.values())
+
+        for told in itertools.chain(*await asyncio.gather(ask(names), ask(reversed(names)))):
+            assert (told.ready, told.leaders) == (True, (1,)), told
+
+    for seed in range(20):
+        run_simulated(run(seed))
+
+
 def test_a_topic_without_leaders_is_waited_for_a_moment_and_told_as_it_is() -> None:
     async def work(scene: Scene) -> None:
         made = scene.cluster.add_topic

@@ -97,6 +97,7 @@ class Scene:
         self.context = context
         peers: Any = SimpleNamespace(connections=lambda link_name: [self.connection])
         self.looks: list[Look] = []
+        self.looked = asyncio.Event()
         self.all_pushed = False
         self.prepared: list[LinkPartition] = []
         """That may be pushed by now, without another whole look."""
@@ -109,7 +110,14 @@ class Scene:
         settings = LinkSettings(Register(LinkMode.ASYNCHRONOUS, ZERO), {}, {})
         self.state.links[LINK] = Link(LINK, "id", 1, "A", "B", True, settings, 0, **attached)
 
+    async def whole_look(self) -> None:
+        """Return right after a look at all topics."""
+        self.looked.clear()
+        self.discovery.wake()
+        await self.looked.wait()
+
     def found(self, topics: Mapping[str, TopicInfo]) -> bool:
+        self.looked.set()
         self.looks.append(Look(topics, dict(self.discovery.led)))
         return self.all_pushed
 
@@ -494,7 +502,6 @@ def test_new_topics_do_not_wait_for_looks_at_all_others_which_take_long() -> Non
         for number in range(20):
             scene.discovery.wake()
             await asyncio.sleep(number * REST_MAX_S / 10)  # whenever it comes
-            scene.cluster.found["l-t"].partitions[0].leader = 1 + number % 2  # so that there is more to look at
             scene.add(f"l-{number}", 1, 3)
             scene.add(f"other-{number}", 1)
             asked = len(scene.connection.asked)
@@ -516,16 +523,96 @@ def test_new_topics_do_not_wait_for_looks_at_all_others_which_take_long() -> Non
     on_scene(work)
 
 
+def test_what_has_changed_while_looks_rest_is_found_when_they_may_come_again_and_not_later() -> None:
+    async def work(scene: Scene) -> None:
+        scene.have_looks_take(REST_MAX_S * LOOKS_SHARE)
+        scene.add("l-t", 1)
+        await asyncio.sleep(5 * REST_MAX_S)
+        for number in range(10):
+            await asyncio.sleep(number * REST_MAX_S / 7)
+            await scene.whole_look()  # looks rest from then on
+            await asyncio.sleep(number * REST_MAX_S / 20)
+            looks = scene.discovery.looks
+            scene.cluster.found["l-t"].partitions[0].leader = leader = 2 - number % 2
+            scene.add(f"l-{number}", 1)
+            await asyncio.sleep((1 - number / 20) * REST_MAX_S - 0.01)
+            assert ("l-t", 0) in scene.led
+            assert scene.discovery.leaders["l-t", 0] != leader
+            assert (f"l-{number}", 0) not in scene.led, "what is new comes with what has changed"
+            assert scene.discovery.looks - looks <= 1
+            await asyncio.sleep(0.1)
+            assert scene.discovery.leaders["l-t", 0] == leader
+            assert (f"l-{number}", 0) in scene.led
+
+    on_scene(work)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_led_is_always_of_the_topics_that_a_look_has_shown(seed: int) -> None:
+    """Whoever goes by the number of looks has seen each topic of which something is to be pushed."""
+
+    async def work(scene: Scene) -> None:
+        rng, kept = random.Random(seed), frozenset[str]()
+        scene.have_looks_take(REST_MAX_S * LOOKS_SHARE * (seed % 3) / 2)
+        scene.discovery.wake()
+        looks, topics = -1, scene.discovery.topics
+        for number in range(1500):
+            what, some = rng.random(), sorted(scene.cluster.found)
+            if what < 0.03:
+                scene.add(f"l-{number}", rng.choice([-1, 1, 2, 3]))
+            elif what < 0.04 and some:
+                del scene.cluster.found[rng.choice(some)]
+            elif what < 0.05 and some:
+                scene.cluster.found[rng.choice(some)].partitions[0].leader = rng.choice([-1, 1, 2, 3])
+            elif what < 0.06:
+                scene.discovery.wake()
+            elif what < 0.065:
+                scene.context.lease_deadline = 0.0
+            elif what < 0.07:
+                scene.link()
+            elif what < 0.1:
+                scene.context.lease_deadline = float("inf")
+            elif what < 0.13 and not scene.state.links[LINK].mappings:
+                scene.link(mappings=(scene.mapping("l-", "r-"),))
+            await asyncio.sleep(rng.uniform(0, 0.05))
+            discovery, led = scene.discovery, frozenset(topic for topic, _ in scene.led)
+            assert led <= discovery.topics.keys()
+            if discovery.looks == looks:
+                assert discovery.topics is topics
+                assert led in (kept, frozenset()), "none without a look; all go with the lease or the namespace"
+            looks, topics, kept = discovery.looks, discovery.topics, led
+        scene.context.lease_deadline = float("inf")
+        scene.link(mappings=(scene.mapping("l-", "r-"),))
+        scene.discovery.wake()
+        await asyncio.sleep(3 * REST_MAX_S)
+        assert looks > 20
+        led_by = {topic: info for topic, info in scene.cluster.found.items() if info.partitions[0].leader in (1, 2)}
+        assert {topic for topic, _ in scene.led} == led_by.keys()
+
+    on_scene(work)
+
+
+def test_who_waits_for_a_look_that_cannot_come_keeps_nobody_else_waiting() -> None:
+    async def work(scene: Scene) -> None:
+        scene.add("l-t", 1)
+        await asyncio.sleep(SOON_S)
+        scene.context.lease_deadline = 0.0
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scene.discovery.look_again(), SOON_S)
+        scene.context.lease_deadline = float("inf")
+        await asyncio.wait_for(scene.discovery.look_again(), SOON_S)
+        assert scene.led == {("l-t", 0): "r-t"}
+
+    on_scene(work)
+
+
 @pytest.mark.parametrize("meanwhile", ["lease", "detached", "attached", "truncated"])
 def test_what_is_new_while_looks_rest_is_pushed_as_a_look_would_have_it(meanwhile: str) -> None:
     async def work(scene: Scene) -> None:
         scene.have_looks_take(REST_MAX_S * LOOKS_SHARE)
         scene.add("l-t", 1)
         await asyncio.sleep(5 * REST_MAX_S)
-        whole = len(scene.looks)
-        while len(scene.looks) == whole:  # looks rest from then on
-            scene.discovery.wake()
-            await asyncio.sleep(0.01)
+        await scene.whole_look()  # looks rest from then on
         if meanwhile == "lease":
             scene.context.lease_deadline = 0.0
         elif meanwhile == "detached":

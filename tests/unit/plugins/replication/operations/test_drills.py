@@ -145,7 +145,11 @@ async def with_open_transaction(two: Two) -> None:
     two.clusters["A"].partition("l-t").write_values(
         b"open", producer_id=X, producer_epoch=1, base_sequence=0, attributes=TRANSACTIONAL
     )
-    await two.until("copied", lambda: two.clusters["B"].partition("r-t").end == 4)
+
+    def confirmed() -> dict[str, int | None]:
+        return {each.topic: each.follower_end for each in two.a.status().partitions}
+
+    await two.until("the source knows that it is copied", lambda: confirmed()["l-t"] == 4)
 
 
 def test_a_copy_is_failed_over_and_nothing_else_changes() -> None:
