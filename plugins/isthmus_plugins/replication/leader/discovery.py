@@ -40,7 +40,8 @@ NEW_S: Final = 60.0
 LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks at all topics take where there are many, however much happens."""
 REST_MAX_S: Final = 1.0
-"""What waits for such a look waits no longer than this, though; topics that are new do not wait for it."""
+"""What waits for such a look waits no longer than this, though. Topics that are new do not wait for it, where no other
+one is another than before."""
 WAIT_MIN_S: Final = 0.001
 """Timers come a little before their time: what waits for less would be looked at again and again until it is."""
 
@@ -265,6 +266,7 @@ class Discovery:
                 if self._error is None:
                     log.warning("topics not read", extra={"detail": str(error)})
                 self._error = str(error)
+                self._rests_until = self._context.clock.monotonic() + DISCOVERY_INTERVAL_S  # whoever wakes
             self._looked.set()  # who waits goes on
             self._looked.clear()
             await self._until_due()
@@ -313,7 +315,7 @@ class Discovery:
         new = {name: topic for name, topic in topics.items() if name not in self.topics}
         if {**self.topics, **new} != topics:
             self._unsettled, settled = self._unsettled or rests, None
-        elif self._pairs and (rests or settled is not None):
+        elif _pairs(leading) == self._pairs and (rests or settled is not None):
             self._take_in(leading, new)
             self.topics, self.looks = topics, self.looks + 1
         self._whole += settled is not None
@@ -335,7 +337,7 @@ class Discovery:
             names = self._context.control.state.truncations
             found.every[link.name] += [name for name in names if mapping.remote_name(name) is not None]
         self._forget()
-        self._pairs = frozenset((link.name, mapping.local_prefix) for link, mapping in leading)
+        self._pairs = _pairs(leading)
         self._new = {key: at for key, at in self._new.items() if began - at < NEW_S}
         self.leads_since = {place: since for place, since in self.leads_since.items() if place in found.epochs}
         self.leader_epochs, self.leaders, self._wanted = {}, {}, {}
@@ -359,13 +361,13 @@ class Discovery:
 
     def _take_in(self, leading: Leading, new: Topics) -> None:
         """Have topics pushed that came, of namespaces that were led before."""
-        before = [(link, mapping) for link, mapping in leading if (link.name, mapping.local_prefix) in self._pairs]
-        if not new or not before:
+        found = self._find(leading, new.values())
+        if not found.shares:
             return
-        found = self._find(before, new.values())
         self._note(found)
         for link_name, wanted in found.wanted.items():
-            self._targets.prepare(link_name, wanted, self._wanted[link_name][1])
+            if wanted:
+                self._targets.prepare_some(link_name, wanted, self._wanted[link_name][1])
         if self._settled is not None:
             self._settled = self._settled._replace(all_pushed=False)
 
@@ -473,3 +475,8 @@ class Discovery:
     def _fronts(self, leader: int) -> bool:
         """Whether a partition with this leader is this proxy's to push, or to report where it has none."""
         return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None
+
+
+def _pairs(leading: Leading) -> frozenset[tuple[str, str]]:
+    """By link and prefix."""
+    return frozenset((link.name, mapping.local_prefix) for link, mapping in leading)

@@ -147,18 +147,34 @@ class TargetTopics:
 
         ``every``: all led topics of the link, also those whose partitions other proxies push.
         """
-        connections = self._peers.connections(link_name)
         preparing = self._preparing.setdefault(link_name, _Preparing())
-        if not connections:
+        due = self._ask_due(link_name, preparing, wanted, every)
+        if due is None or preparing.looking or self._clock.monotonic() < preparing.all_due_at:
             return
+        rest = {name: wanted[name] for name in wanted if name not in due}
+        if preparing.connection is not None and (rest or not due):
+            preparing.looking = True
+            looking = self._look_at_all(link_name, preparing, preparing.connection, rest)
+            self._tasks.start(f"look-{link_name}", looking)
+
+    def prepare_some(self, link_name: str, wanted: Wanted, every: list[str]) -> None:
+        """The same of some topics, as they come: all others are asked for in their time."""
+        self._ask_due(link_name, self._preparing.setdefault(link_name, _Preparing()), wanted, every)
+
+    def _ask_due(
+        self, link_name: str, preparing: _Preparing, wanted: Wanted, every: list[str]
+    ) -> Collection[str] | None:
+        """Ask for topics that are new, changed, or not ready for a while; which these are. None: not now."""
+        connections = self._peers.connections(link_name)
+        if not connections:
+            return None
         if preparing.running and preparing.looking:
             preparing.more = True
-            return
+            return None
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
         told = every, self._holds_from_first(link_name, None)
-        now = self._clock.monotonic()
-        again = now >= preparing.due_at
+        again = self._clock.monotonic() >= preparing.due_at
         changed: dict[str, object] = {}
         left: dict[str, object] = {}
         for name, (mapping, info) in wanted.items():
@@ -175,12 +191,7 @@ class TargetTopics:
             preparing.asked |= due
             first = {name: wanted[name] for name in wanted if name in due}
             self._tasks.start(f"prepare-{link_name}", self._prepare_due(link_name, preparing, connections[0], first))
-        if preparing.looking or now < preparing.all_due_at:
-            return
-        rest = {name: wanted[name] for name in wanted if name not in due}
-        if rest or not due:
-            preparing.looking = True
-            self._tasks.start(f"look-{link_name}", self._look_at_all(link_name, preparing, connections[0], rest))
+        return due.keys()
 
     def _is_ready(self, link_name: str, topic: str) -> bool:
         known = self.prepared.get((link_name, topic))

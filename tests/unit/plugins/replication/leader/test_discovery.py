@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -592,6 +593,54 @@ def test_what_is_led_is_always_of_the_topics_that_a_look_has_shown(seed: int) ->
     on_scene(work)
 
 
+@pytest.mark.parametrize("name", ["l-{}", "elsewhere-{}"])
+@pytest.mark.parametrize("takes_s", [0.0, REST_MAX_S * LOOKS_SHARE])
+def test_topics_that_come_again_and_again_do_not_delay_what_targets_are_asked_of_all(name: str, takes_s: float) -> None:
+    async def work(scene: Scene) -> None:
+        scene.have_looks_take(takes_s)
+        scene.all_pushed = True
+        scene.add("l-t", 1)
+        asked_at = [0.0]
+        told = scene.connection.call
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            if any(each.topic == "l-t" for each in question.topics):
+                asked_at.append(asyncio.get_running_loop().time())
+            return await told(question, timeout_s)
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        asked_at[0] = asyncio.get_running_loop().time()
+        for number in range(600):
+            scene.add(name.format(number), 1)
+            await asyncio.sleep(0.1)
+        gaps = [later - before for before, later in pairwise(asked_at)]
+        assert max(gaps) < NEW_SAID_S, "so long counts there what was said"
+        assert len(gaps) >= 8
+
+    on_scene(work)
+
+
+def test_who_waits_for_a_look_while_topics_cannot_be_read_does_not_have_them_read_all_the_time() -> None:
+    async def work(scene: Scene) -> None:
+        scene.add("l-t", 1)
+        await asyncio.sleep(SOON_S)
+        topics, read = scene.cluster.topics, 0
+
+        async def unavailable() -> Mapping[str, TopicInfo]:
+            nonlocal read
+            read += 1
+            raise BrokerUnavailable("not now")
+
+        scene.cluster.topics = unavailable  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scene.discovery.look_again(), 10 * DISCOVERY_INTERVAL_S)
+        assert 8 <= read <= 12
+        scene.cluster.topics = topics  # type: ignore[method-assign]
+        await asyncio.wait_for(scene.discovery.look_again(), SOON_S)
+
+    on_scene(work)
+
+
 def test_who_waits_for_a_look_that_cannot_come_keeps_nobody_else_waiting() -> None:
     async def work(scene: Scene) -> None:
         scene.add("l-t", 1)
@@ -627,9 +676,9 @@ def test_what_is_new_while_looks_rest_is_pushed_as_a_look_would_have_it(meanwhil
         await asyncio.sleep(DISCOVERY_INTERVAL_S + 0.01)
         led = scene.led
         assert ("m-new", 0) not in led, "namespaces that come wait for the next look"
-        assert (("l-new", 0) in led) == (meanwhile in ("attached", "truncated"))
+        assert (("l-new", 0) in led) == (meanwhile == "truncated"), "the list of all would lack some"
         asked = {each.topic for asked in scene.connection.asked for each in asked.topics}
-        assert ("l-new" in asked) == (meanwhile == "attached")
+        assert "l-new" not in asked
         scene.context.lease_deadline = float("inf")
         scene.discovery.wake()
         await asyncio.sleep(2 * REST_MAX_S)
