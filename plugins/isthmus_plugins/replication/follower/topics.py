@@ -90,18 +90,16 @@ class _Prepared(NamedTuple):
     local: str | None
     """What it is called here; None: it is not ready."""
     changed: bool
-    """Whether it was made just now, or has got more partitions."""
+    """Whether it was made just now, or has got more partitions, maybe for whoever has asked, too."""
     code: str | None
     message: str | None
     filling: int | None = None
-    here: TopicInfo | None = None
-    """As it was read for it alone, where another proxy of the source had asked, too."""
 
     def answer(self, topics: Mapping[str, TopicInfo]) -> calls.PreparedTopic:
         """``topics``: what the cluster has now."""
         if self.local is None:
             return calls.PreparedTopic(False, None, self.code, self.message)
-        info = self.here if self.here is not None and not self.changed else topics.get(self.local)
+        info = topics.get(self.local)
         if info is None:
             message = f"brokers do not say who leads {self.local}"
             return calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, message)
@@ -214,7 +212,7 @@ class FollowerTopics(Part):
         link_name = connection.link_name
         wanted = replica_plans.as_wished(self._context.control.state.links.get(link_name), said, brokers)
         turn = self._preparing.setdefault((link_name, wanted.topic), asyncio.Lock())
-        waits = turn.locked()  # another proxy of the source has asked, too
+        waits, seen = turn.locked(), topics  # somebody has asked, too
         async with turn:
             try:
                 if waits:
@@ -237,8 +235,8 @@ class FollowerTopics(Part):
                 return _Prepared(None, False, reasons.BROKER_UNAVAILABLE, str(error))
         self.refused.pop(local, None)
         code, amiss = (None, None) if refused is None else (refused.code, refused.message)
-        here = topics.get(local) if waits else None
-        return _Prepared(local, changed, code, amiss, self.settings.filling(local), here)
+        changed = changed or topics.get(local) != seen.get(local)
+        return _Prepared(local, changed, code, amiss, self.settings.filling(local))
 
     async def _note_source_log(self, link_name: str, question: calls.PrepareTopics, ready: Mapping[str, str]) -> None:
         """Record in which control log the source has what is followed, where that is not known yet or another one."""

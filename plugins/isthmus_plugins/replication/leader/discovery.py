@@ -41,7 +41,7 @@ LOOKS_SHARE: Final = 0.05
 """Of the time that passes: what looks at all topics take where there are many, however much happens."""
 REST_MAX_S: Final = 1.0
 """What waits for such a look waits no longer than this, though. Topics that are new do not wait for it, where no other
-one is another than before."""
+one has changed, and the same namespaces are led."""
 WAIT_MIN_S: Final = 0.001
 """Timers come a little before their time: what waits for less would be looked at again and again until it is."""
 
@@ -266,7 +266,8 @@ class Discovery:
                 if self._error is None:
                     log.warning("topics not read", extra={"detail": str(error)})
                 self._error = str(error)
-                self._rests_until = self._context.clock.monotonic() + DISCOVERY_INTERVAL_S  # whoever wakes
+                failed_at = self._context.clock.monotonic()
+                self._rests_until = max(self._rests_until, failed_at + DISCOVERY_INTERVAL_S)  # whoever wakes
             self._looked.set()  # who waits goes on
             self._looked.clear()
             await self._until_due()
@@ -290,8 +291,8 @@ class Discovery:
         """Read all topics, and look at what has to be looked at.
 
         A look at all topics, which among many takes a while, comes where something that it goes by has changed, and
-        not before the process has done other things. Where topics came and none is another one than before, these are
-        taken in meanwhile.
+        not before the process has done other things. Where topics came, no other one has changed, and the same
+        namespaces are led, these are taken in meanwhile.
         """
         self._made = False
         rests = self._context.clock.monotonic() < self._rests_until
@@ -360,14 +361,13 @@ class Discovery:
         self._rests_until = self._context.clock.monotonic() + rest_s
 
     def _take_in(self, leading: Leading, new: Topics) -> None:
-        """Have topics pushed that came, of namespaces that were led before."""
+        """Have topics pushed that came, where all else is as it was."""
         found = self._find(leading, new.values())
         if not found.shares:
             return
         self._note(found)
         for link_name, wanted in found.wanted.items():
-            if wanted:
-                self._targets.prepare_some(link_name, wanted, self._wanted[link_name][1])
+            self._targets.prepare_some(link_name, wanted, self._wanted[link_name][1])
         if self._settled is not None:
             self._settled = self._settled._replace(all_pushed=False)
 

@@ -148,7 +148,7 @@ class TargetTopics:
         ``every``: all led topics of the link, also those whose partitions other proxies push.
         """
         preparing = self._preparing.setdefault(link_name, _Preparing())
-        due = self._ask_due(link_name, preparing, wanted, every)
+        due = self._ask_due(link_name, preparing, wanted, every, self._clock.monotonic() >= preparing.due_at)
         if due is None or preparing.looking or self._clock.monotonic() < preparing.all_due_at:
             return
         rest = {name: wanted[name] for name in wanted if name not in due}
@@ -159,12 +159,12 @@ class TargetTopics:
 
     def prepare_some(self, link_name: str, wanted: Wanted, every: list[str]) -> None:
         """The same of some topics, as they come: all others are asked for in their time."""
-        self._ask_due(link_name, self._preparing.setdefault(link_name, _Preparing()), wanted, every)
+        self._ask_due(link_name, self._preparing.setdefault(link_name, _Preparing()), wanted, every, False)
 
     def _ask_due(
-        self, link_name: str, preparing: _Preparing, wanted: Wanted, every: list[str]
+        self, link_name: str, preparing: _Preparing, wanted: Wanted, every: list[str], again: bool
     ) -> Collection[str] | None:
-        """Ask for topics that are new, changed, or not ready for a while; which these are. None: not now."""
+        """Ask for topics that are new, or changed, or (``again``) not ready; which these are. None: not now."""
         connections = self._peers.connections(link_name)
         if not connections:
             return None
@@ -174,7 +174,6 @@ class TargetTopics:
         if connections[0] is not preparing.connection:
             preparing.connection, preparing.all_due_at = connections[0], 0.0
         told = every, self._holds_from_first(link_name, None)
-        again = self._clock.monotonic() >= preparing.due_at
         changed: dict[str, object] = {}
         left: dict[str, object] = {}
         for name, (mapping, info) in wanted.items():
@@ -190,7 +189,8 @@ class TargetTopics:
             preparing.running, preparing.told = True, told
             preparing.asked |= due
             first = {name: wanted[name] for name in wanted if name in due}
-            self._tasks.start(f"prepare-{link_name}", self._prepare_due(link_name, preparing, connections[0], first))
+            asking = self._prepare_due(link_name, preparing, connections[0], first, again)
+            self._tasks.start(f"prepare-{link_name}", asking)
         return due.keys()
 
     def _is_ready(self, link_name: str, topic: str) -> bool:
@@ -202,9 +202,9 @@ class TargetTopics:
         return self._is_ready(link_name, topic) and -1 not in self.prepared[link_name, topic].leaders
 
     async def _prepare_due(
-        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted
+        self, link_name: str, preparing: _Preparing, connection: LinkConnection, wanted: Wanted, again: bool
     ) -> None:
-        """Ask for some topics, a few of them in a call."""
+        """Ask for some topics, a few of them in a call; ``again``: all that are not ready are among them."""
         try:
             names = list(wanted)
             parts = [names[start : start + MADE_AT_ONCE] for start in range(0, len(names), MADE_AT_ONCE)]
@@ -217,7 +217,8 @@ class TargetTopics:
             await self._asked(link_name, preparing, *map(prepare, parts or [[]]))
         finally:
             preparing.running = False
-            preparing.due_at = self._clock.monotonic() + REOPEN_DELAY_S
+            if again:
+                preparing.due_at = self._clock.monotonic() + REOPEN_DELAY_S
             self._ask_more(preparing)
 
     async def _look_at_all(
@@ -249,7 +250,7 @@ class TargetTopics:
         for error in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(error, LinkRejected | LinkLost | TimeoutError | BrokerUnavailable | KafkaRefused):
                 self._unprepared.one(link_name, (link_name, str(error)))
-                preparing.all_due_at = self._clock.monotonic() + REOPEN_DELAY_S
+                preparing.all_due_at = min(preparing.all_due_at, self._clock.monotonic() + REOPEN_DELAY_S)
             elif error is not None:
                 raise error
 

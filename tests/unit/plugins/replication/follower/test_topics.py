@@ -275,10 +275,21 @@ def test_two_proxies_of_the_cluster_make_each_topic_once_and_neither_says_that_i
         run_simulated(run(seed))
 
 
-def test_two_proxies_of_the_source_are_told_of_the_same_topics() -> None:
+@pytest.mark.parametrize("led_after_s", [0.0, 0.5])
+def test_two_proxies_of_the_source_are_told_of_the_same_topics(led_after_s: float) -> None:
     async def run(seed: int) -> None:
         scene = Scene()
         scene.cluster.random = scene.control.random = random.Random(seed)
+        made = scene.cluster.add_topic
+
+        def led_later(name: str, *args: Any) -> Topic:
+            topic = made(name, *args)
+            for partition in topic.partitions if led_after_s else ():
+                partition.leader = -1
+                asyncio.get_running_loop().call_later(led_after_s, partition.move, 1)
+            return topic
+
+        scene.cluster.add_topic = led_later  # type: ignore[method-assign]
         names = [SOURCE, "local-u", "local-v"]
 
         async def ask(topics: Iterable[str]) -> list[calls.PreparedTopic]:

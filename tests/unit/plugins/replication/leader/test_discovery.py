@@ -620,6 +620,46 @@ def test_topics_that_come_again_and_again_do_not_delay_what_targets_are_asked_of
     on_scene(work)
 
 
+def test_topics_that_come_again_and_again_do_not_delay_those_that_are_not_ready() -> None:
+    async def work(scene: Scene) -> None:
+        scene.connection.refused.add("l-refused")
+        scene.add("l-refused", 1)
+        await asyncio.sleep(SOON_S)
+        scene.connection.asked.clear()
+        for number in range(100):
+            scene.add(f"l-{number}", 1)
+            await asyncio.sleep(0.1)
+        asked = [each.topic for asked in scene.connection.asked for each in asked.topics]
+        assert asked.count("l-refused") >= 10
+
+    on_scene(work)
+
+
+def test_new_topics_of_which_calls_fail_do_not_delay_what_is_asked_of_all() -> None:
+    async def work(scene: Scene) -> None:
+        scene.add("l-t", 1)
+        await asyncio.sleep(SOON_S)
+        told = scene.connection.call
+
+        async def call(question: calls.PrepareTopics, timeout_s: float) -> calls.PrepareTopicsAnswer:
+            if any(each.topic.startswith("l-new") for each in question.topics):
+                raise TimeoutError
+            return await told(question, timeout_s)
+
+        scene.connection.call = call  # type: ignore[method-assign]
+        scene.connection.asked.clear()
+        for number in range(150):
+            scene.add(f"l-new-{number}", 1)
+            if number % 5 == 4:
+                for name in [name for name in scene.cluster.found if name.startswith("l-new")]:
+                    del scene.cluster.found[name]
+            await asyncio.sleep(0.2)
+        asked = [each.topic for asked in scene.connection.asked for each in asked.topics]
+        assert asked.count("l-t") >= 30 / NEW_SAID_S
+
+    on_scene(work)
+
+
 def test_who_waits_for_a_look_while_topics_cannot_be_read_does_not_have_them_read_all_the_time() -> None:
     async def work(scene: Scene) -> None:
         scene.add("l-t", 1)
